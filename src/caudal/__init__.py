@@ -1,0 +1,1 @@
+"""Serves open-weights language models to many users at once."""

@@ -1,0 +1,202 @@
+"""Configuration: every default is written once, here; a field's docstring is its CLI help."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+
+from caudal.errors import ConfigError
+
+BLOCK_SIZE = 16
+"""Tokens per KV block; fixed by the kernels' layout."""
+
+
+class KVCacheDType(StrEnum):
+    """How keys and values are stored."""
+
+    F16 = "f16"
+    INT8 = "int8"
+
+
+class Batching(StrEnum):
+    """How requests share the machine."""
+
+    CONTINUOUS = "continuous"
+    STATIC = "static"
+    SERIAL = "serial"
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A service level: targets in milliseconds, None for none."""
+
+    name: str
+    ttft_ms: float | None
+    tpot_ms: float | None
+
+
+PROFILES: dict[str, Profile] = {
+    profile.name: profile
+    for profile in (
+        Profile("chat", 500.0, 50.0),
+        Profile("code", 200.0, 30.0),
+        Profile("document", 2000.0, 60.0),
+        Profile("agent", 1000.0, 40.0),
+        Profile("batch", None, None),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Rotary-embedding scaling; `kind` is none, linear, yarn or llama3."""
+
+    kind: str = "none"
+    factor: float = 1.0
+    original_context_length: int = 0
+    attention_factor: float = 1.0
+    """YaRN: multiplies cos and sin."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    ext_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Hyper-parameters of a decoder, read and checked from the model file."""
+
+    architecture: str
+    name: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_dim: int
+    rope_interleaved: bool
+    """True: rotates pairs (2i, 2i+1) (GGUF llama); False: (i, i + rope_dim/2) (qwen)."""
+    rope_scaling: RopeScaling = field(default_factory=RopeScaling)
+    has_qkv_bias: bool = False
+    has_qk_norm: bool = False
+    is_tied: bool = False
+    """The output matrix is the embedding table."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """KV cache."""
+
+    kv_cache_dtype: KVCacheDType = KVCacheDType.F16
+    """KV cache data type: f16, or int8 (half the memory)."""
+    block_size: int = BLOCK_SIZE
+    """Tokens per KV block (only 16 is supported by the CPU kernels)."""
+    kv_cache_memory_bytes: int | None = None
+    """KV cache size; unset: planned from available memory."""
+    enable_prefix_caching: bool = True
+    """Reuse the KV of shared prompt prefixes."""
+    num_blocks: int | None = None
+    """Exact number of KV blocks; overrides the size (tests, simulation)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Scheduling, admission and service level."""
+
+    batching: Batching = Batching.CONTINUOUS
+    """continuous, static (form a batch, run it to the end) or serial (one at a time)."""
+    max_num_seqs: int = 64
+    """Requests that run together."""
+    max_num_batched_tokens: int = 512
+    """Tokens computed in one step, at most."""
+    max_model_len: int = 0
+    """Longest prompt + output in tokens; 0: the model's own context length."""
+    ttft_ms: float | None = 500.0
+    """Target time to first token; unset by the batch profile."""
+    tpot_ms: float | None = 50.0
+    """Target time per output token: bounds a step's predicted milliseconds."""
+    max_queue_requests: int = 1024
+    """Waiting requests before new ones get 429."""
+    max_queue_tokens: int = 1_000_000
+    """Waiting prompt tokens before new requests get 429."""
+    max_queue_ttft_s: float = 120.0
+    """Predicted TTFT above which a new request gets 429."""
+    min_prefill_tokens_per_s: float = 64.0
+    """Ageing: prompt progress that the oldest waiting request is guaranteed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    """Threads and ranks."""
+
+    num_threads: int | None = None
+    """Compute threads; unset: physical cores within the affinity mask and cgroup quota."""
+    rank: int = 0
+    world_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """HTTP front."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8000
+    """Port to listen on; 0 picks a free one."""
+    served_model_name: str | None = None
+    """Model name in the API; unset: the name given on the command line."""
+    api_key: str | None = None
+    """Key that clients must send as a bearer token."""
+    drain_timeout_s: float = 30.0
+    """After SIGTERM, how long running requests may finish."""
+    max_body_bytes: int = 32 * 1024 * 1024
+    """Largest request body."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What an engine process is started with."""
+
+    model_path: Path
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+
+
+def with_profile(
+    config: SchedulerConfig, name: str, *, ttft_ms: float | None, tpot_ms: float | None
+) -> SchedulerConfig:
+    """`config` with the targets of profile `name`; explicit targets override the profile's.
+
+    Raises ConfigError for an unknown name or a target that is not positive.
+    """
+    if name not in PROFILES:
+        raise ConfigError(f"--profile: unknown profile {name!r}; known: {', '.join(PROFILES)}")
+    for flag, value in (("--ttft-ms", ttft_ms), ("--tpot-ms", tpot_ms)):
+        if value is not None and not value > 0:
+            raise ConfigError(f"{flag}: must be above 0, got {value}")
+    profile = PROFILES[name]
+    return replace(
+        config,
+        ttft_ms=profile.ttft_ms if ttft_ms is None else ttft_ms,
+        tpot_ms=profile.tpot_ms if tpot_ms is None else tpot_ms,
+    )
+
+
+def cache_dir() -> Path:
+    """Where models are kept: $CAUDAL_CACHE_DIR, else the user's cache directory."""
+    explicit = os.environ.get("CAUDAL_CACHE_DIR")
+    if explicit:
+        return Path(explicit)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "caudal"
+
+
+def forced_isa() -> str | None:
+    """$CAUDAL_ISA: use this kernel set (ref, avx2, avx512vnni …) instead of the best one."""
+    return os.environ.get("CAUDAL_ISA") or None

@@ -1,0 +1,41 @@
+"""How the tokens of one request are chosen and when the request ends."""
+
+from __future__ import annotations
+
+import msgspec
+
+MAX_LOGPROBS = 20
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling and stopping rules of one request; validated by the server, trusted below it.
+
+    Stop *strings* are not here: they are matched on text, above the engine.
+    """
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = 0
+    """0 or negative: no limit."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of each token generated so far."""
+    frequency_penalty: float = 0.0
+    """Subtracted per occurrence in the generated tokens."""
+    repetition_penalty: float = 1.0
+    """Divides (or multiplies, if negative) the logit of each token in prompt or output."""
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    """None: the engine draws one per request."""
+    max_tokens: int = 16
+    """Output tokens; already clamped to the context. 0 computes the prompt only."""
+    min_tokens: int = 0
+    """End-of-generation and stop ids are impossible before this many output tokens."""
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids that end the request besides the model's end-of-generation ids."""
+    num_logprobs: int | None = None
+    """None: none. 0: only the sampled token's. k: also the k most likely (<= MAX_LOGPROBS)."""
+    num_prompt_logprobs: int | None = None
+    """As `num_logprobs`, for prompt tokens 1…"""
