@@ -1,0 +1,115 @@
+"""Messages between the server process and the engine process (msgspec over ZMQ)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from caudal.sampling_params import SamplingParams
+from caudal.scheduler.output import RequestOutput
+
+
+class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True, tag="request"):
+    """A validated request. `n > 1` is several of these with one `parent_id`."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    priority: int = 0
+    """Lower runs first (as in vLLM)."""
+    namespace: str = ""
+    """Root of the prefix tree: requests of different namespaces never share KV."""
+    parent_id: str | None = None
+
+
+class AbortRequests(msgspec.Struct, kw_only=True, tag="abort"):
+    """The client has left (or a stop string matched): free these requests."""
+
+    request_ids: list[str]
+
+
+class Drain(msgspec.Struct, kw_only=True, tag="drain"):
+    """Refuse new requests, finish the running ones, then exit."""
+
+
+class Shutdown(msgspec.Struct, kw_only=True, tag="shutdown"):
+    """Exit at once; every open request gets its terminal output."""
+
+
+class DebugFault(msgspec.Struct, kw_only=True, tag="fault"):
+    """Make `request_id` raise inside a step after so many output tokens (tests only)."""
+
+    request_id: str
+    after_output_tokens: int
+
+
+class EngineReady(msgspec.Struct, kw_only=True, tag="ready"):
+    """The first message of an engine: one real step has run."""
+
+    model_name: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    memory_plan: dict[str, int]
+    """Bytes by purpose: weights, kv_cache, scratch, available."""
+    isa: str
+    num_threads: int
+    load_ms: float
+
+
+class Refusal(msgspec.Struct, kw_only=True):
+    """A request that admission turned away."""
+
+    request_id: str
+    message: str
+    reason: str
+    retry_after_s: float
+
+
+class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Gauges and counters after a step; counters only grow."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0
+    num_blocks_total: int = 0
+    num_blocks_free: int = 0
+    num_blocks_cached: int = 0
+    """Unreferenced blocks that still hold a reusable prefix (evictable)."""
+    num_blocks_held: int = 0
+    kv_wasted_fraction: float = 0.0
+    """(reserved - used) tokens / reserved tokens of running requests."""
+    num_preemptions: int = 0
+    num_preempted_tokens: int = 0
+    prefix_queries_tokens: int = 0
+    prefix_hits_tokens: int = 0
+    num_rejected: dict[str, int] = {}
+    num_cancelled: int = 0
+    num_finished: dict[str, int] = {}
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_steps: int = 0
+    step_ms: dict[str, float] = {}
+    """Cumulative milliseconds by part: schedule, prepare, forward, sample, update, publish."""
+    predicted_ttft_ms: float = 0.0
+    """For a request that would arrive now."""
+
+
+class StepResult(msgspec.Struct, kw_only=True, tag="step", omit_defaults=True):
+    """All that one step has to tell, in one message."""
+
+    outputs: list[RequestOutput] = []
+    refusals: list[Refusal] = []
+    stats: EngineStats | None = None
+
+
+class EngineFailed(msgspec.Struct, kw_only=True, tag="failed"):
+    """The engine could not start, or a step failed as a whole; the process exits after this."""
+
+    message: str
+
+
+ToEngine = EngineRequest | AbortRequests | Drain | Shutdown | DebugFault
+FromEngine = EngineReady | StepResult | EngineFailed
