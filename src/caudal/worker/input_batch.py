@@ -1,0 +1,154 @@
+"""Persistent rows of the running requests, and the ragged batch built from them each step.
+
+A request keeps its row from its first step until it is dropped, so a decode step is a handful
+of NumPy gathers over the rows that run.
+
+    tokens[row]       known tokens: prompt, output so far            [max_num_seqs, max_model_len]
+    block_table[row]  physical blocks, in order                      [max_num_seqs, max_blocks]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caudal.ops.interface import BatchArrays
+from caudal.sampling_params import SamplingParams
+from caudal.step_io import CachedRequestData, NewRequestData, SchedulerOutput
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One row: what the worker knows of a request beyond the arrays."""
+
+    request_id: str
+    row: int
+    sampling: SamplingParams
+    seed: int
+    num_prompt_tokens: int
+    num_known_tokens: int
+    num_blocks: int
+    token_counts: dict[int, int] | None
+    """Occurrences in the output by token id, prompt ids at 0; None where no penalty needs it."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_known_tokens - self.num_prompt_tokens
+
+
+@dataclass(slots=True)
+class StepRows:
+    """The rows of one step in batch order, with their token ranges."""
+
+    states: list[RequestState]
+    rows: NDArray[np.int64]  # [num_seqs]
+    starts: NDArray[np.int64]  # [num_seqs] first position computed
+    counts: NDArray[np.int64]  # [num_seqs] tokens computed
+    query_start_loc: NDArray[np.int32]  # [num_seqs + 1]
+
+
+class InputBatch:
+    """Owns the rows; `apply` brings them up to date, `build` makes one step's arrays."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+        max_blocks = -(-max_model_len // block_size) + 1
+        self.block_size = block_size
+        self.tokens = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
+        self.block_table = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
+        self.num_computed = np.zeros(max_num_seqs, dtype=np.int64)
+        self.states: dict[str, RequestState] = {}
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+
+    def drop(self, request_ids: Sequence[str]) -> None:
+        """Free the rows of `request_ids`; ids without a row are ignored."""
+        for request_id in request_ids:
+            state = self.states.pop(request_id, None)
+            if state is not None:
+                self._free_rows.append(state.row)
+
+    def add(self, data: NewRequestData) -> RequestState:
+        """Give a new (or returning) request a row."""
+        row = self._free_rows.pop()
+        num_known, num_blocks = len(data.token_ids), len(data.block_ids)
+        self.tokens[row, :num_known] = data.token_ids
+        self.block_table[row, :num_blocks] = data.block_ids
+        self.num_computed[row] = data.num_computed_tokens
+        state = RequestState(
+            request_id=data.request_id,
+            row=row,
+            sampling=data.sampling,
+            seed=data.seed,
+            num_prompt_tokens=data.num_prompt_tokens,
+            num_known_tokens=num_known,
+            num_blocks=num_blocks,
+            token_counts=_count_tokens(data),
+        )
+        self.states[data.request_id] = state
+        return state
+
+    def update(self, data: CachedRequestData) -> None:
+        """Append blocks and set the computed length of a known row."""
+        state = self.states[data.request_id]
+        self.num_computed[state.row] = data.num_computed_tokens
+        if data.new_block_ids:
+            end = state.num_blocks + len(data.new_block_ids)
+            self.block_table[state.row, state.num_blocks : end] = data.new_block_ids
+            state.num_blocks = end
+
+    def append_token(self, state: RequestState, token_id: int) -> None:
+        """Record a sampled token as known."""
+        self.tokens[state.row, state.num_known_tokens] = token_id
+        state.num_known_tokens += 1
+        if state.token_counts is not None:
+            state.token_counts[token_id] = state.token_counts.get(token_id, 0) + 1
+
+    def step_rows(self, output: SchedulerOutput) -> StepRows:
+        """The rows that `output` runs, in its order."""
+        states = [self.states[request_id] for request_id in output.num_scheduled_tokens]
+        rows = np.fromiter((state.row for state in states), dtype=np.int64, count=len(states))
+        counts = np.fromiter(
+            output.num_scheduled_tokens.values(), dtype=np.int64, count=len(states)
+        )
+        query_start_loc = np.zeros(len(states) + 1, dtype=np.int32)
+        np.cumsum(counts, out=query_start_loc[1:])
+        return StepRows(states, rows, self.num_computed[rows], counts, query_start_loc)
+
+    def build(self, step: StepRows, logits_indices: NDArray[np.int32]) -> BatchArrays:
+        """The ragged batch of `step`."""
+        num_tokens = int(step.query_start_loc[-1])
+        if num_tokens == len(step.rows):  # one token a row: the common decode step
+            token_rows, positions = step.rows, step.starts
+        else:
+            token_rows = np.repeat(step.rows, step.counts)
+            shift = step.starts - step.query_start_loc[:-1]
+            positions = np.arange(num_tokens) + np.repeat(shift, step.counts)
+        seq_lens = step.starts + step.counts
+        max_blocks = -(-int(seq_lens.max()) // self.block_size)
+        blocks = self.block_table[token_rows, positions // self.block_size]
+        return BatchArrays(
+            input_ids=self.tokens[token_rows, positions],
+            positions=positions.astype(np.int32),
+            slot_mapping=blocks * np.int32(self.block_size)
+            + (positions % self.block_size).astype(np.int32),
+            query_start_loc=step.query_start_loc,
+            seq_lens=seq_lens.astype(np.int32),
+            block_tables=self.block_table[step.rows, :max_blocks],
+            logits_indices=logits_indices,
+        )
+
+
+def _count_tokens(data: NewRequestData) -> dict[int, int] | None:
+    sampling = data.sampling
+    if (
+        sampling.presence_penalty == 0
+        and sampling.frequency_penalty == 0
+        and sampling.repetition_penalty == 1
+    ):
+        return None
+    counts = dict.fromkeys(data.token_ids[: data.num_prompt_tokens], 0)
+    for token_id in data.token_ids[data.num_prompt_tokens :]:
+        counts[token_id] = counts.get(token_id, 0) + 1
+    return counts

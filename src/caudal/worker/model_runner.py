@@ -1,0 +1,130 @@
+"""Runs one step on one rank: rows, forward pass, sampling."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caudal.ops.interface import Backend, Plan
+from caudal.step_io import ModelRunnerOutput, SchedulerOutput
+from caudal.worker.input_batch import InputBatch, StepRows
+from caudal.worker.sampler import LogitsRow, make_sampling_arrays, read_logprobs
+
+logger = logging.getLogger(__name__)
+
+
+class ModelRunner:
+    """Owns the rows and the compiled plan; answers each SchedulerOutput."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        plan: Plan,
+        batch: InputBatch,
+        eog_token_ids: frozenset[int],
+    ) -> None:
+        self._backend = backend
+        self._plan = plan
+        self._batch = batch
+        self._eog_token_ids = eog_token_ids
+        self.faults: dict[str, int] = {}
+        """Tests only: request id -> output tokens after which its row raises."""
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Compute one step. A row that fails is reported in `errors` and fails alone."""
+        started = time.perf_counter()
+        result = ModelRunnerOutput()
+        self._apply(output, result)
+        if not output.num_scheduled_tokens:
+            return result
+        step = self._batch.step_rows(output)
+        logits_rows, logits_indices = self._select_logits(step)
+        arrays = self._batch.build(step, logits_indices)
+        prepared = time.perf_counter()
+        logits = self._plan.run(arrays)
+        computed = time.perf_counter()
+        if logits_rows:
+            self._sample(logits_rows, logits, result)
+        result.prepare_ms = (prepared - started) * 1e3
+        result.forward_ms = (computed - prepared) * 1e3
+        result.sample_ms = (time.perf_counter() - computed) * 1e3
+        return result
+
+    def _apply(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        """Bring the rows up to date; a request whose row cannot be made is left out."""
+        self._batch.drop(output.finished_request_ids)
+        for request_id in output.finished_request_ids:
+            self.faults.pop(request_id, None)
+        for new in output.new_requests:
+            try:
+                self._batch.add(new)
+            except Exception as error:
+                logger.exception("request %s could not start", new.request_id)
+                result.errors[new.request_id] = _public_message(error)
+                del output.num_scheduled_tokens[new.request_id]
+        for cached in output.cached_requests:
+            self._batch.update(cached)
+
+    def _select_logits(self, step: StepRows) -> tuple[list[LogitsRow], NDArray[np.int32]]:
+        """Rows whose logits are needed: the last token of a row that samples, prompt scores."""
+        rows: list[LogitsRow] = []
+        indices: list[int] = []
+        ends = (step.starts + step.counts).tolist()
+        query_ends = step.query_start_loc[1:].tolist()
+        counts = step.counts.tolist()
+        for state, end, count, query_end in zip(step.states, ends, counts, query_ends, strict=True):
+            sampling = state.sampling
+            if sampling.num_prompt_logprobs is not None:
+                first, last = end - count, min(end, state.num_prompt_tokens - 1)
+                targets = self._batch.tokens[state.row, first + 1 : last + 1].tolist()
+                rows.extend(LogitsRow(state, target) for target in targets)
+                indices.extend(range(query_end - count, query_end - count + len(targets)))
+            if end == state.num_known_tokens and sampling.max_tokens > 0:
+                rows.append(LogitsRow(state))
+                indices.append(query_end - 1)
+        return rows, np.array(indices, dtype=np.int32)
+
+    def _sample(
+        self,
+        rows: list[LogitsRow],
+        logits: NDArray[np.float32],
+        result: ModelRunnerOutput,
+    ) -> None:
+        answer = self._backend.sample(logits, make_sampling_arrays(rows, self._eog_token_ids))
+        token_ids = answer.token_ids.tolist()
+        for index, row in enumerate(rows):
+            state, sampling = row.state, row.state.sampling
+            try:
+                if row.is_prompt:
+                    wanted = sampling.num_prompt_logprobs or 0
+                    result.prompt_logprobs.setdefault(state.request_id, []).append(
+                        read_logprobs(answer, index, wanted)
+                    )
+                    continue
+                token_id = token_ids[index]
+                self._check(state.request_id, state.num_output_tokens, token_id)
+                self._batch.append_token(state, token_id)
+                result.sampled_token_ids[state.request_id] = [token_id]
+                if sampling.num_logprobs is not None:
+                    result.logprobs[state.request_id] = [
+                        read_logprobs(answer, index, sampling.num_logprobs)
+                    ]
+            except Exception as error:
+                logger.exception("request %s failed in a step", state.request_id)
+                result.errors[state.request_id] = _public_message(error)
+
+    def _check(self, request_id: str, num_output_tokens: int, token_id: int) -> None:
+        if token_id < 0:
+            raise ArithmeticError("the model produced logits that are not numbers")
+        if self.faults and num_output_tokens >= self.faults.get(request_id, 1 << 62):
+            raise RuntimeError("injected fault")
+
+
+def _public_message(error: Exception) -> str:
+    """What a client may be told: our own words, never another library's exception text."""
+    if isinstance(error, ArithmeticError):
+        return str(error)
+    return "the request failed inside a step; the server log has the details"

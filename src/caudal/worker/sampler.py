@@ -1,0 +1,117 @@
+"""Builds the sampling arrays of a step's rows and reads the kernel's answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caudal.ops.interface import SamplingArrays, SamplingResult
+from caudal.step_io import TokenLogprobs
+from caudal.worker.input_batch import RequestState
+
+_NO_TARGET = -1
+
+
+@dataclass(slots=True)
+class LogitsRow:
+    """One row of logits: which request, and whether it samples or scores a prompt token."""
+
+    state: RequestState
+    target_id: int = _NO_TARGET
+    """Prompt logprobs: the known next token to score."""
+
+    @property
+    def is_prompt(self) -> bool:
+        return self.target_id != _NO_TARGET
+
+
+def make_sampling_arrays(rows: list[LogitsRow], eog_token_ids: frozenset[int]) -> SamplingArrays:
+    """Gather the parameters of `rows`; prompt rows are scored without any modification."""
+    num_rows = len(rows)
+    params = [row.state.sampling for row in rows]
+    floats = np.array(
+        [
+            (p.temperature, p.top_p, p.min_p, p.presence_penalty, p.frequency_penalty,
+             p.repetition_penalty)
+            for p in params
+        ],
+        dtype=np.float32,
+    ).reshape(num_rows, 6)  # fmt: skip
+    columns = np.ascontiguousarray(floats.T)
+    bias_indptr, bias_ids, bias_values = _bias_csr(rows, eog_token_ids)
+    history_indptr, history_ids, history_counts = _history_csr(rows)
+    return SamplingArrays(
+        temperature=columns[0],
+        top_k=np.array([p.top_k for p in params], dtype=np.int32),
+        top_p=columns[1],
+        min_p=columns[2],
+        presence_penalty=columns[3],
+        frequency_penalty=columns[4],
+        repetition_penalty=columns[5],
+        seed=np.array([row.state.seed for row in rows], dtype=np.uint64),
+        position=np.array([row.state.num_known_tokens for row in rows], dtype=np.int64),
+        bias_indptr=bias_indptr,
+        bias_ids=bias_ids,
+        bias_values=bias_values,
+        history_indptr=history_indptr,
+        history_ids=history_ids,
+        history_counts=history_counts,
+        num_logprobs=np.array([_num_logprobs(row) for row in rows], dtype=np.int32),
+        target_ids=np.array([row.target_id for row in rows], dtype=np.int32),
+    )
+
+
+def read_logprobs(result: SamplingResult, index: int, num_logprobs: int) -> TokenLogprobs:
+    """Row `index` of the kernel's result as plain Python values."""
+    return TokenLogprobs(
+        token_id=int(result.token_ids[index]),
+        logprob=float(result.logprobs[index]),
+        rank=int(result.ranks[index]),
+        top_ids=result.top_ids[index, :num_logprobs].tolist(),
+        top_logprobs=result.top_logprobs[index, :num_logprobs].tolist(),
+    )
+
+
+def _num_logprobs(row: LogitsRow) -> int:
+    sampling = row.state.sampling
+    wanted = sampling.num_prompt_logprobs if row.is_prompt else sampling.num_logprobs
+    return -1 if wanted is None else wanted
+
+
+def _bias_csr(
+    rows: list[LogitsRow], eog_token_ids: frozenset[int]
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
+    """Logit changes by row: the request's logit_bias, and ends forbidden before min_tokens."""
+    indptr = np.zeros(len(rows) + 1, dtype=np.int32)
+    ids: list[int] = []
+    values: list[float] = []
+    for index, row in enumerate(rows):
+        sampling = row.state.sampling
+        if not row.is_prompt:
+            if sampling.logit_bias:
+                ids.extend(sampling.logit_bias)
+                values.extend(sampling.logit_bias.values())
+            if row.state.num_output_tokens < sampling.min_tokens:
+                ends = sorted({*eog_token_ids, *sampling.stop_token_ids})
+                ids.extend(ends)
+                values.extend([-np.inf] * len(ends))
+        indptr[index + 1] = len(ids)
+    return indptr, np.array(ids, dtype=np.int32), np.array(values, dtype=np.float32)
+
+
+def _history_csr(
+    rows: list[LogitsRow],
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """Ids seen by each row that has a penalty, with their occurrences in the output."""
+    indptr = np.zeros(len(rows) + 1, dtype=np.int32)
+    ids: list[int] = []
+    counts: list[int] = []
+    for index, row in enumerate(rows):
+        seen = row.state.token_counts
+        if seen is not None and not row.is_prompt:
+            ids.extend(seen)
+            counts.extend(seen.values())
+        indptr[index + 1] = len(ids)
+    return indptr, np.array(ids, dtype=np.int32), np.array(counts, dtype=np.int32)
