@@ -1,0 +1,23 @@
+// Declares one namespace of kernels per instruction set; see kernels.h for the arguments.
+#pragma once
+
+#include "kernels.h"
+
+#define CAUDAL_DECLARE_KERNELS(isa)                           \
+  namespace caudal::isa {                                     \
+  void embed(const EmbedArgs&, Worker&);                      \
+  void rms_norm(const RmsNormArgs&, Worker&);                 \
+  void silu_mul(const SiluMulArgs&, Worker&);                 \
+  void linear(const LinearArgs&, Worker&);                    \
+  void rope_table(const RopeTableArgs&, Worker&);             \
+  void rope_and_cache(const RopeCacheArgs&, Worker&);         \
+  void attention(const AttentionArgs&, Worker&);              \
+  void sample(const SampleArgs&, Worker&);                    \
+  extern const KernelTable kTable;                            \
+  }
+
+CAUDAL_DECLARE_KERNELS(ref)
+CAUDAL_DECLARE_KERNELS(avx2)
+CAUDAL_DECLARE_KERNELS(avx512vnni)
+
+#undef CAUDAL_DECLARE_KERNELS
