@@ -1,0 +1,77 @@
+# make serve   set up everything, then serve the demo model on PORT (default 8000)
+# make test    set up everything, then run the gates and all tests
+# make lint    only the gates: ruff, mypy, size limits
+# make build   (re)build the native kernels · make model   fetch the demo model
+# make bench   kernel speeds against this machine's measured peak
+# make clean   remove the virtual environment and every build output
+
+PYTHON ?= python3
+VENV   ?= .venv
+PORT   ?= 8000
+MODEL  ?= smollm2-135m
+ARGS   ?=
+
+BIN    := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install
+NATIVE := $(shell find csrc -type f) CMakeLists.txt
+
+.PHONY: serve test lint build model bench clean
+.DELETE_ON_ERROR:
+
+serve: $(STAMPS)/runtime $(STAMPS)/native model
+	@printf '\nOnce the server is ready, try in another terminal:\n\n'
+	@printf "  curl http://127.0.0.1:$(PORT)/v1/chat/completions -H 'Content-Type: application/json' \\\\\n"
+	@printf "    -d '{\"model\": \"$(MODEL)\", \"messages\": [{\"role\": \"user\", \"content\": \"What is a caudal fin?\"}]}'\n\n"
+	@exec $(BIN)/caudal serve $(MODEL) --port $(PORT) $(ARGS)
+
+test: $(STAMPS)/runtime $(STAMPS)/test $(STAMPS)/native model lint
+	@echo "== pytest"
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMPS)/runtime $(STAMPS)/test
+	@echo "== ruff"
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@echo "== mypy"
+	@$(BIN)/mypy
+	@echo "== size gate"
+	@$(BIN)/python tools/size_gate.py
+
+build: $(STAMPS)/native
+
+model: $(STAMPS)/runtime $(STAMPS)/native
+	@$(BIN)/caudal pull $(MODEL)
+
+bench: $(STAMPS)/runtime $(STAMPS)/native
+	@$(BIN)/caudal bench kernels $(ARGS)
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache
+	find src -name '*.so' -delete
+	find src tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+# Each stamp marks a finished step, so that a second run does only what has changed.
+
+$(STAMPS)/venv:
+	@echo "== virtual environment"
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed (PYTHON=...)" if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/runtime: pyproject.toml tools/requirements.py | $(STAMPS)/venv
+	@echo "== runtime dependencies"
+	@$(PIP) $$($(BIN)/python tools/requirements.py)
+	@touch $@
+
+$(STAMPS)/test: pyproject.toml tools/requirements.py | $(STAMPS)/venv
+	@echo "== test dependencies"
+	@$(PIP) $$($(BIN)/python tools/requirements.py test)
+	@touch $@
+
+# Without build isolation CMake keeps its cache, so that only changed sources are compiled.
+$(STAMPS)/native: $(NATIVE) pyproject.toml | $(STAMPS)/venv
+	@echo "== native kernels (the first build takes a few minutes)"
+	@$(PIP) $$($(BIN)/python tools/requirements.py build)
+	@$(PIP) --no-deps --no-build-isolation --editable . -v
+	@touch $@
