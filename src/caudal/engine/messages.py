@@ -19,6 +19,8 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True, tag="reque
     namespace: str = ""
     """Root of the prefix tree: requests of different namespaces never share KV."""
     parent_id: str | None = None
+    num_siblings: int = 1
+    """Requests with this parent_id, itself included; they are admitted or refused together."""
 
 
 class AbortRequests(msgspec.Struct, kw_only=True, tag="abort"):
@@ -100,6 +102,8 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
 class StepResult(msgspec.Struct, kw_only=True, tag="step", omit_defaults=True):
     """All that one step has to tell, in one message."""
 
+    accepted: list[str] = []
+    """Requests that admission let in; each will end in exactly one terminal output."""
     outputs: list[RequestOutput] = []
     refusals: list[Refusal] = []
     stats: EngineStats | None = None

@@ -28,7 +28,7 @@ class WeightLoader:
         if world_size != 1 or rank != 0:
             raise ConfigError(f"world_size: only 1 is supported, got rank {rank} of {world_size}")
         self._tensors = tensors
-        self._backend = backend
+        self.backend = backend
 
     def has(self, name: str) -> bool:
         """Whether the model file holds `name`."""
@@ -37,11 +37,11 @@ class WeightLoader:
     def linear(self, *names: str, biases: tuple[str, ...] = ()) -> LinearWeight:
         """The matrices `names` stacked by rows, with their biases concatenated."""
         bias = np.concatenate([self.array(name) for name in biases]) if biases else None
-        return self._backend.pack_linear([self._tensor(name) for name in names], bias)
+        return self.backend.pack_linear([self._tensor(name) for name in names], bias)
 
     def vector(self, name: str) -> VectorWeight:
         """A norm weight."""
-        return self._backend.pack_vector(self._tensor(name))
+        return self.backend.pack_vector(self._tensor(name))
 
     def array(self, name: str) -> NDArray[np.float32]:
         """A small float tensor (bias, rope factors) as float32, flattened."""

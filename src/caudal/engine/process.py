@@ -1,0 +1,168 @@
+"""The engine process: ZMQ in, steps, ZMQ out. Started by ZmqEngineClient with a LaunchConfig."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+
+import msgspec
+import zmq
+
+from caudal.config import EngineConfig
+from caudal.engine.core import EngineCore
+from caudal.engine.messages import (
+    AbortRequests,
+    DebugFault,
+    EngineFailed,
+    EngineRequest,
+    FromEngine,
+    Shutdown,
+    StepResult,
+    ToEngine,
+)
+from caudal.engine.wire import HEARTBEAT_INTERVAL_S, decode_launch
+from caudal.errors import CaudalError
+from caudal.executor.uniproc import UniProcExecutor
+
+logger = logging.getLogger(__name__)
+
+IDLE_CHECK_AFTER_MS = 1000
+"""Idle time after which the KV bookkeeping is checked, once per idle period."""
+STATS_INTERVAL_S = 0.1
+"""Gauges travel with a step's outputs at most this often, and when work ends."""
+
+
+class EngineProcess:
+    """Owns the sockets of the engine's side and runs the core until told to stop."""
+
+    def __init__(self, request_endpoint: str, output_endpoint: str) -> None:
+        self._context = zmq.Context()
+        self._requests: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
+        self._outputs: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
+        for socket in (self._requests, self._outputs):
+            socket.set_hwm(0)
+        self._requests.connect(request_endpoint)
+        self._outputs.connect(output_endpoint)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+        self._groups: dict[str, list[EngineRequest]] = {}
+        self._result = StepResult()
+        self._stats_due = 0.0
+        self._is_stopping = False
+        threading.Thread(
+            target=_send_heartbeats,
+            args=(self._context, output_endpoint, os.getppid()),
+            daemon=True,
+        ).start()
+
+    def run(self, config: EngineConfig) -> int:
+        """Load, serve until Shutdown, and return the exit code."""
+        try:
+            executor = UniProcExecutor(config)
+            core = EngineCore(config, executor)
+            self._send(core.describe(config.model_path.name))
+            self._serve(core)
+        except Exception as error:
+            is_known = isinstance(error, CaudalError)
+            if not is_known:
+                logger.exception("the engine failed")
+            self._send(EngineFailed(message=str(error) if is_known else repr(error)))
+            self._outputs.close(linger=1000)
+            return 1
+        executor.shutdown()
+        self._outputs.close(linger=1000)
+        return 0
+
+    def _serve(self, core: EngineCore) -> None:
+        is_checked = True
+        while True:
+            self._receive(core, wait_ms=0 if core.has_work else IDLE_CHECK_AFTER_MS)
+            if self._is_stopping:
+                self._result.outputs.extend(core.fail_all("the engine is shutting down"))
+                self._publish(core)
+                return
+            if core.has_work:
+                is_checked = False
+                self._result.outputs.extend(core.step())
+            elif not self._result.accepted and not self._result.refusals and not is_checked:
+                core.check_integrity()
+                is_checked = True
+            self._publish(core)
+
+    def _receive(self, core: EngineCore, wait_ms: int) -> None:
+        """Handle every message that is there; wait for the first one while idle."""
+        if wait_ms and not self._requests.poll(wait_ms):
+            return
+        while True:
+            try:
+                message = self._decoder.decode(self._requests.recv(flags=zmq.NOBLOCK))
+            except zmq.Again:
+                break
+            if isinstance(message, EngineRequest):
+                self._add(core, message)
+            elif isinstance(message, AbortRequests):
+                core.abort(message.request_ids)
+            elif isinstance(message, DebugFault):
+                core.inject_fault(message.request_id, message.after_output_tokens)
+            elif isinstance(message, Shutdown):
+                self._is_stopping = True
+        if self._result.accepted or self._result.refusals:
+            self._publish(core)  # admission is answered before the step, not after it
+
+    def _add(self, core: EngineCore, request: EngineRequest) -> None:
+        """Admit a request once all its siblings are here."""
+        group = [request]
+        if request.parent_id is not None and request.num_siblings > 1:
+            group = self._groups.setdefault(request.parent_id, [])
+            group.append(request)
+            if len(group) < request.num_siblings:
+                return
+            del self._groups[request.parent_id]
+        refusals = core.add_requests(group)
+        if refusals:
+            self._result.refusals.extend(refusals)
+        else:
+            self._result.accepted.extend(member.request_id for member in group)
+
+    def _publish(self, core: EngineCore) -> None:
+        result = self._result
+        now = time.monotonic()
+        if now >= self._stats_due or not core.has_work:
+            self._stats_due = now + STATS_INTERVAL_S
+            result.stats = core.stats()
+        if result.outputs or result.accepted or result.refusals or result.stats is not None:
+            self._send(result)
+            self._result = StepResult()
+        core.count_publish_ms((time.monotonic() - now) * 1e3)
+
+    def _send(self, message: FromEngine) -> None:
+        self._outputs.send(self._encoder.encode(message))
+
+
+def _send_heartbeats(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, parent: int) -> None:
+    """Say «alive» each second, also during a long step; end the process with its parent."""
+    socket = context.socket(zmq.PUSH)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.connect(endpoint)
+    while True:
+        socket.send(b"")
+        time.sleep(HEARTBEAT_INTERVAL_S)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def main() -> int:
+    """Read the LaunchConfig from standard input and serve."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the server decides when the engine ends
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    launch = decode_launch(sys.stdin.buffer.read())
+    return EngineProcess(launch.request_endpoint, launch.output_endpoint).run(launch.engine)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

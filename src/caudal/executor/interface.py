@@ -1,0 +1,39 @@
+"""What an engine core needs of the machinery that computes steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from caudal.config import ModelConfig
+from caudal.executor.memory_plan import MemoryPlan
+from caudal.step_io import ModelRunnerOutput, SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorInfo:
+    """What is fixed once the model has loaded."""
+
+    model: ModelConfig
+    memory: MemoryPlan
+    eog_token_ids: frozenset[int]
+    max_num_logits: int
+    isa: str
+    num_threads: int
+    load_ms: float
+
+
+class Executor(Protocol):
+    """Runs SchedulerOutputs on one or more ranks."""
+
+    @property
+    def info(self) -> ExecutorInfo: ...
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Compute one step; blocking."""
+
+    def inject_fault(self, request_id: str, after_output_tokens: int) -> None:
+        """Tests only: make the row of `request_id` raise after so many output tokens."""
+
+    def shutdown(self) -> None:
+        """Release threads and memory."""
