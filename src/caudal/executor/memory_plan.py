@@ -68,38 +68,41 @@ def plan_memory(
     scratch = _scratch_bytes(model, scheduler)
     block_bytes = kv_block_bytes(model, cache)
     free = available - weights - scratch
-    max_model_len = min(scheduler.max_model_len or model.context_length, model.context_length)
-    if cache.num_blocks is not None:
-        num_blocks = cache.num_blocks
-    elif cache.kv_cache_memory_bytes is not None:
-        num_blocks = cache.kv_cache_memory_bytes // block_bytes
-    else:
-        most = scheduler.max_num_seqs * _blocks(max_model_len, cache)
-        least = _blocks(max_model_len, cache)
-        budget = max(0, min(free, max(DEFAULT_KV_BYTES, least * block_bytes)))
-        num_blocks = min(most, int(min(budget, free * KV_SHARE)) // block_bytes)
-    capacity = num_blocks * cache.block_size
-    shortened = max_model_len > capacity
-    kv_bytes = num_blocks * block_bytes
-    is_explicit = scheduler.max_model_len > 0 or cache.num_blocks is not None
-    too_short = capacity < min(MIN_MODEL_LEN, max_model_len)
-    if kv_bytes > free or (shortened and (is_explicit or too_short) and cache.num_blocks is None):
+    asked = min(scheduler.max_model_len or model.context_length, model.context_length)
+    num_blocks = _choose_num_blocks(cache, scheduler, asked, block_bytes, free)
+    max_model_len = min(asked, num_blocks * cache.block_size)
+    is_shortened = max_model_len < asked
+    is_too_short = is_shortened and (scheduler.max_model_len > 0 or max_model_len < MIN_MODEL_LEN)
+    if num_blocks * block_bytes > free or (is_too_short and cache.num_blocks is None):
+        wanted = max(num_blocks, _blocks(asked, cache)) * block_bytes
         raise InsufficientMemoryError(
             f"{_mib(available)} of memory is available, but weights need {_mib(weights)}, scratch "
-            f"{_mib(scratch)} and a KV cache of {max_model_len} tokens "
-            f"{_mib(max(kv_bytes, _blocks(max_model_len, cache) * block_bytes))}. Remedies: a "
-            "smaller --max-model-len, --kv-cache-dtype int8, a smaller --kv-cache-memory, or a "
-            "smaller model."
+            f"{_mib(scratch)} and a KV cache of {asked} tokens {_mib(wanted)}. Remedies: a smaller "
+            "--max-model-len, --kv-cache-dtype int8, a smaller --kv-cache-memory, or a smaller "
+            "model."
         )
     return MemoryPlan(
         weights_bytes=weights,
         scratch_bytes=scratch,
-        kv_cache_bytes=kv_bytes,
+        kv_cache_bytes=num_blocks * block_bytes,
         available_bytes=available,
         num_blocks=num_blocks,
-        max_model_len=min(max_model_len, capacity),
-        is_shortened=shortened,
+        max_model_len=max_model_len,
+        is_shortened=is_shortened,
     )
+
+
+def _choose_num_blocks(
+    cache: CacheConfig, scheduler: SchedulerConfig, max_model_len: int, block_bytes: int, free: int
+) -> int:
+    """As asked; else enough for every sequence, within the default size and share of `free`."""
+    if cache.num_blocks is not None:
+        return cache.num_blocks
+    if cache.kv_cache_memory_bytes is not None:
+        return cache.kv_cache_memory_bytes // block_bytes
+    least = _blocks(max_model_len, cache)
+    budget = min(free * KV_SHARE, max(DEFAULT_KV_BYTES, least * block_bytes))
+    return max(0, min(scheduler.max_num_seqs * least, int(budget) // block_bytes))
 
 
 def kv_block_bytes(model: ModelConfig, cache: CacheConfig) -> int:
