@@ -6,13 +6,16 @@ import logging
 import time
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from caudal.config import EngineConfig, KVCacheDType, ModelConfig, forced_isa
 from caudal.errors import ConfigError
 from caudal.executor.interface import ExecutorInfo
 from caudal.executor.memory_plan import MemoryPlan, plan_memory
 from caudal.models.registry import create_model
 from caudal.ops import create_backend
-from caudal.ops.interface import AttentionSpec, KVCacheSpec, PlanSpec
+from caudal.ops.interface import AttentionSpec, BatchArrays, KVCacheSpec, PlanSpec
 from caudal.sampling_params import SamplingParams
 from caudal.step_io import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from caudal.weights.gguf import GGUFFile
@@ -81,6 +84,10 @@ class UniProcExecutor:
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step in this process."""
         return self._runner.execute(output)
+
+    def run_plan(self, batch: BatchArrays) -> NDArray[np.float32]:
+        """The bare forward pass, without rows or sampling -> logits [num_logits, vocab]."""
+        return self._runner.plan.run(batch)
 
     def inject_fault(self, request_id: str, after_output_tokens: int) -> None:
         """Tests only: see Executor."""

@@ -27,7 +27,7 @@ class ModelRunner:
         eog_token_ids: frozenset[int],
     ) -> None:
         self._backend = backend
-        self._plan = plan
+        self.plan = plan
         self._batch = batch
         self._eog_token_ids = eog_token_ids
         self.faults: dict[str, int] = {}
@@ -44,7 +44,7 @@ class ModelRunner:
         logits_rows, logits_indices = self._select_logits(step)
         arrays = self._batch.build(step, logits_indices)
         prepared = time.perf_counter()
-        logits = self._plan.run(arrays)
+        logits = self.plan.run(arrays)
         computed = time.perf_counter()
         if logits_rows:
             self._sample(logits_rows, logits, result)

@@ -1,0 +1,99 @@
+"""Rows and the ragged batch: positions, slots and block tables of mixed steps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from caudal.sampling_params import SamplingParams
+from caudal.step_io import CachedRequestData, NewRequestData, SchedulerOutput
+from caudal.worker.input_batch import InputBatch
+from caudal.worker.sampler import LogitsRow, make_sampling_arrays
+
+NO_LOGITS = np.zeros(0, dtype=np.int32)
+EOG = frozenset({7, 3})
+
+
+def new_request(
+    request_id: str,
+    token_ids: list[int],
+    block_ids: list[int],
+    *,
+    num_prompt_tokens: int | None = None,
+    num_computed_tokens: int = 0,
+    sampling: SamplingParams | None = None,
+) -> NewRequestData:
+    return NewRequestData(
+        request_id=request_id,
+        token_ids=token_ids,
+        num_prompt_tokens=num_prompt_tokens or len(token_ids),
+        sampling=sampling or SamplingParams(),
+        seed=5,
+        block_ids=block_ids,
+        num_computed_tokens=num_computed_tokens,
+    )
+
+
+def test_mixed_step_of_a_decode_row_and_a_chunk() -> None:
+    batch = InputBatch(max_num_seqs=4, max_model_len=64, block_size=16)
+    batch.add(new_request("a", list(range(100, 118)), [9, 4], num_computed_tokens=17))
+    batch.add(new_request("b", list(range(200, 240)), [2, 3, 5], num_computed_tokens=14))
+    step = batch.step_rows(SchedulerOutput(step_id=1, num_scheduled_tokens={"a": 1, "b": 4}))
+    arrays = batch.build(step, NO_LOGITS)
+    assert arrays.input_ids.tolist() == [117, 214, 215, 216, 217]
+    assert arrays.positions.tolist() == [17, 14, 15, 16, 17]
+    assert arrays.slot_mapping.tolist() == [4 * 16 + 1, 2 * 16 + 14, 2 * 16 + 15, 48, 49]
+    assert arrays.query_start_loc.tolist() == [0, 1, 5]
+    assert arrays.seq_lens.tolist() == [18, 18]
+    assert arrays.block_tables.tolist() == [[9, 4], [2, 3]]
+    for name in ("input_ids", "positions", "slot_mapping", "seq_lens", "block_tables"):
+        array = getattr(arrays, name)
+        assert array.dtype == np.int32 and array.flags.c_contiguous, name
+
+
+def test_row_is_reused_after_a_drop_and_grows_by_appended_blocks() -> None:
+    batch = InputBatch(max_num_seqs=1, max_model_len=64, block_size=16)
+    batch.add(new_request("a", [1] * 20, [1, 2]))
+    batch.drop(["a", "never there"])
+    state = batch.add(new_request("b", [5] * 16, [3], num_computed_tokens=15))
+    batch.append_token(state, 77)
+    batch.update(CachedRequestData("b", new_block_ids=[6], num_computed_tokens=16))
+    step = batch.step_rows(SchedulerOutput(step_id=1, num_scheduled_tokens={"b": 1}))
+    arrays = batch.build(step, NO_LOGITS)
+    assert (arrays.input_ids.tolist(), arrays.slot_mapping.tolist()) == ([77], [6 * 16])
+    assert arrays.block_tables.tolist() == [[3, 6]]
+
+
+def test_ends_are_forbidden_until_min_tokens_and_bias_is_kept() -> None:
+    batch = InputBatch(max_num_seqs=2, max_model_len=64, block_size=16)
+    sampling = SamplingParams(min_tokens=2, stop_token_ids=(11,), logit_bias={4: 2.5})
+    states = [
+        batch.add(new_request("early", [1, 2, 3], [0], num_prompt_tokens=2, sampling=sampling)),
+        batch.add(new_request("late", [1, 2, 3, 4], [1], num_prompt_tokens=2, sampling=sampling)),
+    ]
+    arrays = make_sampling_arrays([LogitsRow(state) for state in states], EOG)
+    assert arrays.bias_indptr.tolist() == [0, 4, 5]
+    assert arrays.bias_ids.tolist() == [4, 3, 7, 11, 4]
+    assert arrays.bias_values.tolist() == [2.5, -np.inf, -np.inf, -np.inf, 2.5]
+    assert arrays.position.tolist() == [3, 4]
+
+
+def test_penalties_count_output_and_remember_prompt() -> None:
+    batch = InputBatch(max_num_seqs=1, max_model_len=64, block_size=16)
+    sampling = SamplingParams(repetition_penalty=1.2)
+    state = batch.add(new_request("a", [8, 9, 8], [0], num_prompt_tokens=2, sampling=sampling))
+    batch.append_token(state, 8)
+    arrays = make_sampling_arrays([LogitsRow(state)], EOG)
+    assert dict(zip(arrays.history_ids, arrays.history_counts, strict=True)) == {8: 2, 9: 0}
+
+
+def test_prompt_rows_are_scored_without_any_modification() -> None:
+    batch = InputBatch(max_num_seqs=1, max_model_len=64, block_size=16)
+    sampling = SamplingParams(
+        min_tokens=5, logit_bias={1: 9.0}, presence_penalty=1.0, num_prompt_logprobs=3
+    )
+    state = batch.add(new_request("a", [8, 9], [0], sampling=sampling))
+    arrays = make_sampling_arrays([LogitsRow(state, target_id=9), LogitsRow(state)], EOG)
+    assert arrays.bias_indptr.tolist() == [0, 0, 3]
+    assert arrays.history_indptr.tolist() == [0, 0, 2]
+    assert arrays.target_ids.tolist() == [9, -1]
+    assert arrays.num_logprobs.tolist() == [3, -1]
