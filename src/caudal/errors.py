@@ -23,6 +23,10 @@ class ModelNotFoundError(CaudalError):
     """No model of that name or path."""
 
 
+class ModelDownloadError(CaudalError):
+    """A model could not be fetched or stored: network, registry, disk or checksum."""
+
+
 class InsufficientMemoryError(CaudalError):
     """Weights, KV cache and scratch do not fit the available memory."""
 

@@ -29,8 +29,7 @@ def _half(values: Array) -> F32:
 
 
 def _safe_divide(values: Array, scale: Array) -> Array:
-    quotient: Array = np.divide(values, np.where(scale == 0, np.float32(1), scale))
-    return quotient
+    return values / np.where(scale == 0, np.float32(1), scale)
 
 
 def _rows(blocks: U8, shape: tuple[int, ...]) -> U8:
@@ -53,7 +52,8 @@ def quantize_bf16(values: F32) -> U8:
 
 def _nibbles(q: Array) -> Array:
     """[n, 32] values of 0..15 -> [n, 16]: value j low, value j + 16 high."""
-    return q[:, :16] | (q[:, 16:] << 4)
+    packed: Array = q[:, :16] | (q[:, 16:] << 4)
+    return packed
 
 
 def _fifth_bits(q: Array) -> Array:
