@@ -29,6 +29,9 @@ int64_t next_task(Worker&);
 
 constexpr int kBlockSize = 16;  // tokens per KV block
 
+// LinearArgs.panels holds this many bytes per 32 columns and token (tokens rounded up to 64).
+constexpr int64_t kPanelBytesPerBlock = 256;
+
 // One step's ragged batch (see BatchArrays in ops/interface.py for shapes).
 struct Batch {
   int num_tokens;

@@ -140,5 +140,16 @@ inline QuantScale quant_scale(uint32_t max_bits, float quant_max) {
   return {absmax / quant_max, quant_max / absmax};
 }
 
+inline float inverse_rms(const float* x, int64_t cols, float eps) {
+  float partial[16] = {};
+  for (int64_t k = 0; k < cols; ++k) {
+    partial[k % 16] = __builtin_fmaf(x[k], x[k], partial[k % 16]);
+  }
+  for (int step = 8; step > 0; step /= 2) {
+    for (int i = 0; i < step; ++i) partial[i] += partial[i + step];
+  }
+  return 1.0f / __builtin_sqrtf(partial[0] / static_cast<float>(cols) + eps);
+}
+
 }  // namespace
 }  // namespace caudal

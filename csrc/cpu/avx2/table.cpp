@@ -1,0 +1,19 @@
+#include "../isa.h"
+#include "../isa_kernels.h"
+
+namespace caudal::avx2 {
+
+const KernelTable kTable = {
+    .name = "avx2",
+    .score = score_avx2,
+    .embed = embed,
+    .rms_norm = rms_norm,
+    .silu_mul = silu_mul,
+    .linear = linear,
+    .rope_table = rope_table,
+    .rope_and_cache = rope_and_cache,
+    .attention = attention,
+    .sample = sample,
+};
+
+}  // namespace caudal::avx2

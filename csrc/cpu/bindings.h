@@ -1,0 +1,56 @@
+// Array types and helpers that the binding files share.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "runtime.h"
+
+namespace caudal {
+
+namespace nb = nanobind;
+
+template <class T, int N>
+using Array = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+template <class T, int N>
+using MutableArray = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using NumpyArray = nb::ndarray<nb::numpy, T>;
+
+using F32Vector = Array<float, 1>;
+using F32Matrix = Array<float, 2>;
+using I32Vector = Array<int32_t, 1>;
+using I32Matrix = Array<int32_t, 2>;
+
+inline void require(bool condition, const char* message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+// A new array that owns its memory, uninitialised.
+template <class T>
+NumpyArray<T> new_array(std::initializer_list<size_t> shape) {
+  size_t size = 1;
+  for (size_t n : shape) size *= n;
+  T* data = new T[size > 0 ? size : 1];
+  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return NumpyArray<T>(data, shape, owner);
+}
+
+template <class A>
+auto* data_or_null(const std::optional<A>& array) {
+  return array ? array->data() : nullptr;
+}
+
+void bind_runtime(nb::module_& m);
+void bind_testing(nb::module_& m);
+
+}  // namespace caudal

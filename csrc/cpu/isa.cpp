@@ -1,0 +1,64 @@
+#include "isa.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "isa_kernels.h"
+
+namespace caudal {
+
+int score_ref() { return 1; }
+
+#if defined(CAUDAL_X86)
+// __builtin_cpu_supports also checks that the operating system saves the wide registers.
+int score_avx2() {
+  const bool ok = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                  __builtin_cpu_supports("f16c");
+  return ok ? 10 : 0;
+}
+
+int score_avx512vnni() {
+  const bool ok = score_avx2() > 0 && __builtin_cpu_supports("avx512f") &&
+                  __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+  return ok ? 20 : 0;
+}
+#endif
+
+std::vector<const KernelTable*> all_tables() {
+  return {
+#if defined(CAUDAL_X86)
+      &avx512vnni::kTable,
+      &avx2::kTable,
+#endif
+      &ref::kTable,
+  };
+}
+
+std::vector<const KernelTable*> available_tables() {
+  std::vector<const KernelTable*> tables = all_tables();
+  std::erase_if(tables, [](const KernelTable* table) { return table->score() == 0; });
+  std::stable_sort(tables.begin(), tables.end(), [](const KernelTable* a, const KernelTable* b) {
+    return a->score() > b->score();
+  });
+  return tables;
+}
+
+const KernelTable& select_table(const std::string& name) {
+  const std::vector<const KernelTable*> available = available_tables();
+  if (name.empty()) return *available.front();
+  std::string names;
+  for (const KernelTable* table : available) {
+    if (table->name == name) return *table;
+    names += (names.empty() ? "" : ", ") + std::string(table->name);
+  }
+  for (const KernelTable* table : all_tables()) {
+    if (table->name == name) {
+      throw std::invalid_argument("instruction set '" + name +
+                                  "' is not supported by this CPU (available: " + names + ")");
+    }
+  }
+  throw std::invalid_argument("unknown instruction set '" + name + "' (available: " + names + ")");
+}
+
+}  // namespace caudal

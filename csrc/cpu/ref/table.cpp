@@ -1,0 +1,19 @@
+#include "../isa.h"
+#include "../isa_kernels.h"
+
+namespace caudal::ref {
+
+const KernelTable kTable = {
+    .name = "ref",
+    .score = score_ref,
+    .embed = embed,
+    .rms_norm = rms_norm,
+    .silu_mul = silu_mul,
+    .linear = linear,
+    .rope_table = rope_table,
+    .rope_and_cache = rope_and_cache,
+    .attention = attention,
+    .sample = sample,
+};
+
+}  // namespace caudal::ref
