@@ -1,0 +1,147 @@
+"""Command-line flags made from configuration fields: default, help and limit are written once."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, dataclass, fields
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from caudal.cli.units import Parser
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One option that sets `config.field`; `parse` checks the text. `parse` None: a switch."""
+
+    name: str
+    config: type
+    field: str
+    parse: Parser | None
+    metavar: str = ""
+    help: str = ""
+    """Replaces the field's docstring where the command line says it differently."""
+
+
+@dataclass(frozen=True, slots=True)
+class Positional:
+    """The MODEL argument of a command."""
+
+    name: str
+    default: str | None
+    help: str
+
+
+def field_docstrings(config: type) -> dict[str, str]:
+    """The string under each field of a dataclass, read from its source; empty without source."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[config.__module__]))
+    except (OSError, TypeError):
+        return {}
+    found: dict[str, str] = {}
+    for node in tree.body:
+        if not (isinstance(node, ast.ClassDef) and node.name == config.__name__):
+            continue
+        for statement, following in zip(node.body, node.body[1:], strict=False):
+            if (
+                isinstance(statement, ast.AnnAssign)
+                and isinstance(statement.target, ast.Name)
+                and isinstance(following, ast.Expr)
+                and isinstance(following.value, ast.Constant)
+                and isinstance(following.value.value, str)
+            ):
+                found[statement.target.id] = " ".join(following.value.value.split())
+    return found
+
+
+def field_default(config: type, name: str) -> Any:
+    """The default of a dataclass field."""
+    default = next(field.default for field in fields(config) if field.name == name)
+    assert default is not MISSING, f"{config.__name__}.{name} has no default to show"
+    return default
+
+
+def create_command(
+    run: Callable[[str, dict[type, dict[str, Any]]], None],
+    model: Positional,
+    flags: Iterable[Flag],
+    *,
+    is_help: bool,
+) -> Callable[..., None]:
+    """A function whose signature typer turns into options.
+
+    It parses every flag that was given and calls `run(model, {config: {field: value}})` with
+    those; a field without its flag keeps the default of its config. Help texts are collected only
+    if `is_help`, because reading them costs a parse of the sources.
+    """
+    flags = tuple(flags)
+
+    def command(**given: Any) -> None:
+        positional = given.pop("model")
+        run(positional, parse_flags(flags, given))
+
+    parameters = [_positional_parameter(model)]
+    docstrings = {c: field_docstrings(c) for c in {f.config for f in flags}} if is_help else {}
+    for flag in flags:
+        help_text = flag.help or docstrings.get(flag.config, {}).get(flag.field, "")
+        parameters.append(_flag_parameter(flag, help_text))
+    command.__doc__ = run.__doc__
+    command.__name__ = run.__name__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
+
+
+def parse_flags(flags: Iterable[Flag], given: dict[str, Any]) -> dict[type, dict[str, Any]]:
+    """Checked values of the flags that were given, by config and field; raises ConfigError."""
+    values: dict[type, dict[str, Any]] = {}
+    for flag in flags:
+        of_config = values.setdefault(flag.config, {})
+        text = given[_parameter_name(flag)]
+        if text is not None:
+            of_config[flag.field] = flag.parse(flag.name, text) if flag.parse else text
+    return values
+
+
+def _parameter_name(flag: Flag) -> str:
+    return flag.name.removeprefix("--").replace("-", "_")
+
+
+def _positional_parameter(model: Positional) -> inspect.Parameter:
+    argument = typer.Argument(help=model.help, metavar="MODEL")
+    annotation = Annotated[str if model.default else str | None, argument]  # type: ignore[valid-type]
+    return inspect.Parameter(
+        "model", inspect.Parameter.KEYWORD_ONLY, default=model.default, annotation=annotation
+    )
+
+
+def _flag_parameter(flag: Flag, help_text: str) -> inspect.Parameter:
+    default = field_default(flag.config, flag.field)
+    shown = _show_default(flag, default)
+    if flag.parse is None:
+        declaration = f"{flag.name}/--no-{flag.name.removeprefix('--')}"
+        option = typer.Option(declaration, help=help_text + shown, show_default=False)
+        annotation: Any = Annotated[bool | None, option]
+    else:
+        option = typer.Option(
+            flag.name, help=help_text + shown, metavar=flag.metavar, show_default=False
+        )
+        annotation = Annotated[str | None, option]
+    return inspect.Parameter(
+        _parameter_name(flag), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
+
+
+def _show_default(flag: Flag, default: Any) -> str:
+    if default is None:
+        return ""
+    if isinstance(default, bool):
+        name = flag.name if default else f"--no-{flag.name.removeprefix('--')}"
+        return f" [default: {name}]"
+    value = default.value if isinstance(default, StrEnum) else default
+    return f" [default: {value:g}]" if isinstance(value, float) else f" [default: {value}]"

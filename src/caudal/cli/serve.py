@@ -1,0 +1,139 @@
+"""`caudal serve`: a model behind the OpenAI API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from caudal.cli.flags import Flag, Positional, create_command
+from caudal.cli.units import choice, count, nonempty, number, parse_bytes
+from caudal.config import (
+    BLOCK_SIZE,
+    PROFILES,
+    Batching,
+    CacheConfig,
+    EngineConfig,
+    KVCacheDType,
+    ParallelConfig,
+    SchedulerConfig,
+    ServerConfig,
+    with_profile,
+)
+from caudal.errors import ConfigError
+
+DEFAULT_MODEL = "smollm2-135m"
+
+_MAX_INT = 2**31 - 1
+
+_KV_CACHE_DTYPES: dict[str, object] = {
+    "auto": KVCacheDType.F16,
+    "f16": KVCacheDType.F16,
+    "fp16": KVCacheDType.F16,
+    "float16": KVCacheDType.F16,
+    "int8": KVCacheDType.INT8,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Choices of the command itself, resolved into the other configs."""
+
+    profile: str = "chat"
+    """Service level that sets the latency targets: chat, code, document, agent or batch."""
+    ttft_ms: float | None = None
+    """Target time to first token in milliseconds, instead of the profile's."""
+    tpot_ms: float | None = None
+    """Target time per output token in milliseconds, instead of the profile's."""
+    log_level: str = "info"
+    """Least severe log messages to print: debug, info, warning or error."""
+
+
+MODEL_FLAGS = (
+    Flag("--max-model-len", SchedulerConfig, "max_model_len", count(0, _MAX_INT, auto=0), "N"),
+    Flag("--kv-cache-dtype", CacheConfig, "kv_cache_dtype", choice(_KV_CACHE_DTYPES), "TYPE"),
+    Flag("--kv-cache-memory", CacheConfig, "kv_cache_memory_bytes", parse_bytes, "SIZE"),
+    Flag("--block-size", CacheConfig, "block_size", count(BLOCK_SIZE, BLOCK_SIZE), "N"),
+    Flag("--enable-prefix-caching", CacheConfig, "enable_prefix_caching", None),
+    Flag("--threads", ParallelConfig, "num_threads", count(1, 1024), "N"),
+)
+
+_SCHEDULER_FLAGS = (
+    Flag("--max-num-seqs", SchedulerConfig, "max_num_seqs", count(1, 4096), "N"),
+    Flag(
+        "--max-num-batched-tokens",
+        SchedulerConfig,
+        "max_num_batched_tokens",
+        count(1, 65536),
+        "N",
+    ),
+    Flag("--profile", ServeOptions, "profile", choice({name: name for name in PROFILES}), "NAME"),
+    Flag("--ttft-ms", ServeOptions, "ttft_ms", number(1, 3_600_000), "MS"),
+    Flag("--tpot-ms", ServeOptions, "tpot_ms", number(1, 3_600_000), "MS"),
+    Flag("--batching", SchedulerConfig, "batching", choice({str(b): b for b in Batching}), "MODE"),
+    Flag("--max-queue-requests", SchedulerConfig, "max_queue_requests", count(0, _MAX_INT), "N"),
+    Flag("--max-queue-tokens", SchedulerConfig, "max_queue_tokens", count(0, _MAX_INT), "N"),
+    Flag("--max-queue-ttft", SchedulerConfig, "max_queue_ttft_s", number(0.001, 86_400), "S"),
+)
+
+_SERVER_FLAGS = (
+    Flag("--host", ServerConfig, "host", nonempty, "ADDRESS"),
+    Flag("--port", ServerConfig, "port", count(0, 65535), "N"),
+    Flag("--served-model-name", ServerConfig, "served_model_name", nonempty, "NAME"),
+    Flag("--api-key", ServerConfig, "api_key", nonempty, "KEY"),
+    Flag("--drain-timeout", ServerConfig, "drain_timeout_s", number(0, 86_400), "S"),
+    Flag(
+        "--log-level",
+        ServeOptions,
+        "log_level",
+        choice({name: name for name in ("debug", "info", "warning", "error")}),
+        "LEVEL",
+    ),
+)
+
+SERVE_FLAGS = (*_SERVER_FLAGS, *MODEL_FLAGS, *_SCHEDULER_FLAGS)
+
+MODEL = Positional("model", DEFAULT_MODEL, "A known name, a hub id, or the path of a GGUF file.")
+
+
+def serve(model: str, values: dict[type, dict[str, Any]]) -> None:
+    """Serve MODEL to many users at once over the OpenAI API."""
+    server, scheduler = build_server_config(model, values), build_scheduler_config(values)
+
+    from caudal.weights.download import resolve_model
+
+    engine = EngineConfig(
+        model_path=resolve_model(model),
+        cache=CacheConfig(**values[CacheConfig]),
+        scheduler=scheduler,
+        parallel=ParallelConfig(**values[ParallelConfig]),
+    )
+
+    from caudal.server.run import run_server
+
+    run_server(engine, server)
+
+
+def build_scheduler_config(values: dict[type, dict[str, Any]]) -> SchedulerConfig:
+    """The scheduler's config with the targets of the profile, or those given explicitly.
+
+    Raises ConfigError for flags that contradict each other.
+    """
+    config = SchedulerConfig(**values[SchedulerConfig])
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens: must be at least --max-num-seqs ({config.max_num_seqs}), "
+            f"got {config.max_num_batched_tokens}"
+        )
+    options = ServeOptions(**values[ServeOptions])
+    return with_profile(config, options.profile, ttft_ms=options.ttft_ms, tpot_ms=options.tpot_ms)
+
+
+def build_server_config(model: str, values: dict[type, dict[str, Any]]) -> ServerConfig:
+    """The server's config; the API name of the model defaults to what was typed."""
+    return ServerConfig(**{"served_model_name": model, **values[ServerConfig]})
+
+
+def create(is_help: bool) -> Callable[..., None]:
+    """The command for typer."""
+    return create_command(serve, MODEL, SERVE_FLAGS, is_help=is_help)
