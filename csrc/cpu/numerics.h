@@ -32,6 +32,7 @@ namespace {
 constexpr float kQuantMin = 1e-30f;  // below this, 127 / absmax could overflow
 constexpr float kQuantMax8 = 127.0f;
 constexpr float kQuantMax13 = 4095.0f;
+constexpr float kRoundShift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
 
 // One lane with the interface that exp_approx and silu_mul_approx expect of a vector type.
 struct F32x1 {
@@ -42,11 +43,11 @@ struct F32x1 {
   static F32x1 min(F32x1 a, F32x1 b) { return {a.v < b.v ? a.v : b.v}; }
   static F32x1 max(F32x1 a, F32x1 b) { return {a.v > b.v ? a.v : b.v}; }
   // Nearest even, for |x| < 2^22.
-  static F32x1 round(F32x1 a) { return {(a.v + 12582912.0f) - 12582912.0f}; }
-  // p * 2^n by adding n to the exponent; n is integral or NaN.
-  static F32x1 scale_exponent(F32x1 p, F32x1 n) {
-    const uint32_t shift = n.v == n.v ? static_cast<uint32_t>(static_cast<int32_t>(n.v)) << 23 : 0;
-    return {__builtin_bit_cast(float, __builtin_bit_cast(uint32_t, p.v) + shift)};
+  static F32x1 round(F32x1 a) { return {(a.v + kRoundShift) - kRoundShift}; }
+  // p * 2^n, where the low bits of `shifted` (n + kRoundShift) hold the integer n.
+  static F32x1 add_exponent(F32x1 p, F32x1 shifted) {
+    const uint32_t n = __builtin_bit_cast(uint32_t, shifted.v);
+    return {__builtin_bit_cast(float, __builtin_bit_cast(uint32_t, p.v) + (n << 23))};
   }
   // x where not (a < b), else 0.
   static F32x1 zero_if_less(F32x1 a, F32x1 b, F32x1 x) { return {a.v < b.v ? 0.0f : x.v}; }
@@ -56,13 +57,15 @@ struct F32x1 {
   friend F32x1 operator/(F32x1 a, F32x1 b) { return {a.v / b.v}; }
 };
 
-// exp(x), relative error below 2e-7; exactly 0 for x < -87 (also -inf), e^88 for x > 88; NaN stays.
+// exp(x), relative error below 2e-7; exactly 0 for x < -87 (also -inf), e^88 for x > 88; the
+// default NaN stays.
 // 1 + r + r^2 * (degree 3), fitted for least relative error on |r| <= ln(2) / 2.
 template <class V>
 inline V exp_approx(V x) {
   const V low = V::set1(-87.0f);
   const V clamped = V::max(low, V::min(V::set1(88.0f), x));
-  const V n = V::round(clamped * V::set1(1.44269504f));
+  const V shifted = V::fma(clamped, V::set1(1.44269504f), V::set1(kRoundShift));
+  const V n = shifted - V::set1(kRoundShift);
   V r = V::fma(n, V::set1(-0.693145752f), clamped);
   r = V::fma(n, V::set1(-1.42860677e-6f), r);
   V p = V::fma(V::set1(0x1.10620cp-7f), r, V::set1(0x1.572adap-5f));
@@ -70,7 +73,7 @@ inline V exp_approx(V x) {
   p = V::fma(p, r, V::set1(0x1.fffdfap-2f));
   p = V::fma(p, r * r, r);
   p = p + V::set1(1.0f);
-  return V::zero_if_less(x, low, V::scale_exponent(p, n));
+  return V::zero_if_less(x, low, V::add_exponent(p, shifted));
 }
 
 // silu(gate) * up
