@@ -1,0 +1,189 @@
+// Splits one linear into tasks: first the activations into panels, then rows x tokens.
+//
+// Included by object files with different ISA flags: functions are in an anonymous namespace (see
+// numerics.h) and the structs have no member functions.
+// A panel holds the activations of one tile of at most 16 tokens, block of 32 values by block, in
+// the order in which an ISA's kernel reads them. The bytes per token and block are the same for all
+// ISAs, so the owner of LinearArgs::panels need not know which one runs.
+#pragma once
+
+#include "kernels.h"
+
+namespace caudal {
+
+// Tokens are split evenly into the fewest tiles, so that no tile is left with a single token.
+struct Tiling {
+  int num_tokens;
+  int num_tiles;
+};
+
+// Where the panels of each format start; formats that no segment uses are null. f16 shares f32's.
+struct PanelSet {
+  std::byte* base[4];
+  int64_t num_blocks;
+  Tiling tiling;
+};
+
+// One call of a kernel: some groups of 16 rows against one tile of tokens.
+struct TileArgs {
+  const std::byte* weights;  // first group
+  int64_t num_blocks;
+  int64_t num_groups;
+  int64_t num_rows;  // rows that exist; the last group may be padded
+  const std::byte* panel;
+  int num_tokens;
+  const float* bias;      // at the first row, or null
+  const float* residual;  // at the first row of the first token, or null
+  float* out;             // likewise
+  int64_t stride;         // of out and residual
+};
+
+namespace {
+
+constexpr int kRowsPerGroup = 16;
+constexpr int kMaxTileTokens = 16;
+constexpr int kBlockCols = 32;
+constexpr int kNumFormats = 4;
+
+// Bytes a token takes in a panel, per block of 32 values: w4 32 int8, scale, scale * sum;
+// w8 32 int16, scale; f16 and f32 32 floats.
+constexpr int64_t kPanelBytes[kNumFormats] = {40, 68, 128, 128};
+// Bytes of a block of 16 rows x 32 columns.
+constexpr int64_t kWeightBytes[kNumFormats] = {320, 544, 1024, 2048};
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
+
+inline int64_t tile_begin(const Tiling& t, int64_t tile) { return tile * t.num_tokens / t.num_tiles; }
+inline int64_t tile_of(const Tiling& t, int64_t token) {
+  return ((token + 1) * t.num_tiles - 1) / t.num_tokens;
+}
+
+inline int panel_format(WeightFormat format) {
+  return format == WeightFormat::kF32 ? static_cast<int>(WeightFormat::kF16)
+                                      : static_cast<int>(format);
+}
+
+inline std::byte* tile_panel(const PanelSet& set, int format, int64_t tile) {
+  return set.base[format] + tile_begin(set.tiling, tile) * set.num_blocks * kPanelBytes[format];
+}
+
+// Lays out the panels of all formats in use from `memory` on; returns the bytes they take.
+inline int64_t place_panels(const LinearArgs& args, std::byte* memory, PanelSet& set) {
+  set.num_blocks = args.segments[0].cols / kBlockCols;
+  set.tiling = {args.num_tokens, static_cast<int>(ceil_div(args.num_tokens, kMaxTileTokens))};
+  for (int f = 0; f < kNumFormats; ++f) set.base[f] = nullptr;
+  int64_t used = 0;
+  for (int s = 0; s < args.num_segments; ++s) {
+    const int f = panel_format(args.segments[s].format);
+    if (set.base[f]) continue;
+    set.base[f] = memory + used;
+    used += ceil_div(args.num_tokens * set.num_blocks * kPanelBytes[f], 64) * 64;
+  }
+  return used;
+}
+
+// How the output of one segment is cut into tasks.
+struct SegmentTasks {
+  int64_t groups;
+  int64_t groups_per_task;
+  int64_t row_tasks;
+  int64_t tiles_per_task;
+  int64_t token_tasks;
+  int64_t count;  // row_tasks * token_tasks
+};
+
+// Row chunks stay in L2 while they meet all tiles of the task, and are small enough that a thread
+// slowed by the server leaves its share to the others.
+inline SegmentTasks split_segment(const PackedMatrix& m, const Tiling& tiling, int num_threads) {
+  constexpr int64_t kChunkBytes = 96 * 1024;
+  constexpr int64_t kTilesPerTask = 8;
+  SegmentTasks t;
+  t.groups = ceil_div(m.rows, kRowsPerGroup);
+  const int64_t group_bytes = m.cols / kBlockCols * kWeightBytes[static_cast<int>(m.format)];
+  const int64_t fit = max_of(1, kChunkBytes / group_bytes);
+  const int64_t fair = max_of(1, t.groups / (int64_t{4} * num_threads));
+  t.groups_per_task = min_of(fit, fair);
+  t.row_tasks = ceil_div(t.groups, t.groups_per_task);
+  t.tiles_per_task = min_of(kTilesPerTask, tiling.num_tiles);
+  t.token_tasks = ceil_div(tiling.num_tiles, t.tiles_per_task);
+  t.count = t.row_tasks * t.token_tasks;
+  return t;
+}
+
+// Runs task `index` of segment `m`, whose outputs start at column `column`.
+template <class Isa>
+void run_segment_task(const LinearArgs& args, const PanelSet& panels, const PackedMatrix& m,
+                      int64_t column, const SegmentTasks& tasks, int64_t index) {
+  const int format = static_cast<int>(m.format);
+  const int64_t group = index / tasks.token_tasks * tasks.groups_per_task;
+  const int64_t first_tile = index % tasks.token_tasks * tasks.tiles_per_task;
+  const int64_t last_tile = min_of(panels.tiling.num_tiles, first_tile + tasks.tiles_per_task);
+  const int64_t row = group * kRowsPerGroup;
+  const int64_t offset = column + row;
+  TileArgs tile;
+  tile.weights = m.data + group * panels.num_blocks * kWeightBytes[format];
+  tile.num_blocks = panels.num_blocks;
+  tile.num_groups = min_of(tasks.groups_per_task, tasks.groups - group);
+  tile.num_rows = min_of(m.rows - row, tile.num_groups * kRowsPerGroup);
+  tile.bias = args.bias ? args.bias + offset : nullptr;
+  tile.stride = args.out_stride;
+  for (int64_t i = first_tile; i < last_tile; ++i) {
+    const int64_t begin = tile_begin(panels.tiling, i);
+    tile.num_tokens = static_cast<int>(tile_begin(panels.tiling, i + 1) - begin);
+    tile.panel = tile_panel(panels, panel_format(m.format), i);
+    tile.out = args.out + begin * args.out_stride + offset;
+    tile.residual = args.residual ? args.residual + begin * args.out_stride + offset : nullptr;
+    Isa::run_tile(m.format, tile);
+  }
+}
+
+template <class Isa>
+void run_tiles(const LinearArgs& args, const PanelSet& panels, Worker& worker) {
+  int64_t first = 0;  // tasks of the segments before `segment`
+  int64_t column = 0;
+  int segment = 0;
+  SegmentTasks tasks = split_segment(args.segments[0], panels.tiling, worker.count);
+  for (int64_t task = next_task(worker);; task = next_task(worker)) {
+    while (task - first >= tasks.count) {
+      first += tasks.count;
+      column += args.segments[segment].rows;
+      if (++segment == args.num_segments) return;
+      tasks = split_segment(args.segments[segment], panels.tiling, worker.count);
+    }
+    run_segment_task<Isa>(args, panels, args.segments[segment], column, tasks, task - first);
+  }
+}
+
+// Isa: static void quantize(const LinearArgs&, const PanelSet&, int64_t token, int64_t count);
+//      static void run_tile(WeightFormat, const TileArgs&);
+template <class Isa>
+void run_linear(const LinearArgs& args, Worker& worker) {
+  // Below this many values every thread quantises all tokens for itself: cheaper than a barrier.
+  constexpr int64_t kPrivateValues = 2048;
+  constexpr int64_t kTokensPerTask = 4;
+  PanelSet panels;
+  const int64_t values = args.num_tokens * args.segments[0].cols;
+  if (args.num_tokens <= 0) return;
+  if (worker.count == 1 || values <= kPrivateValues) {
+    const int64_t bytes = place_panels(args, worker.scratch, panels);
+    if (bytes <= static_cast<int64_t>(worker.scratch_bytes)) {
+      Isa::quantize(args, panels, 0, args.num_tokens);
+      run_tiles<Isa>(args, panels, worker);
+      return;
+    }
+  }
+  place_panels(args, args.panels, panels);
+  const int64_t step = args.num_tokens >= kTokensPerTask * worker.count ? kTokensPerTask : 1;
+  const int64_t num_tasks = ceil_div(args.num_tokens, step);
+  for (int64_t task = next_task(worker); task < num_tasks; task = next_task(worker)) {
+    const int64_t token = task * step;
+    Isa::quantize(args, panels, token, min_of(step, args.num_tokens - token));
+  }
+  barrier(worker);
+  run_tiles<Isa>(args, panels, worker);
+}
+
+}  // namespace
+}  // namespace caudal
