@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+import secrets
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 from caudal.config import EngineConfig
-from caudal.engine.messages import EngineRequest, Refusal
+from caudal.engine.messages import EngineReady, EngineRequest, EngineStats, Refusal
+from caudal.errors import OverloadedError
 from caudal.executor.interface import Executor
+from caudal.scheduler.admission import RefusedRequest
 from caudal.scheduler.output import RequestOutput
+from caudal.scheduler.request import Request
 from caudal.scheduler.scheduler import Scheduler
+from caudal.step_io import ModelRunnerOutput, SchedulerOutput
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILED_STEPS = 3
+"""Steps that may fail as a whole, one after the other, before the engine gives up."""
 
 
 class EngineCore:
@@ -21,44 +32,84 @@ class EngineCore:
         config: EngineConfig,
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
+        base_seed: int | None = None,
     ) -> None:
+        """`base_seed` makes requests without a seed repeatable; None draws one."""
         info = executor.info
         self._executor = executor
         self._clock = clock
         self._config = config
-        self.scheduler = Scheduler(
+        self._scheduler = Scheduler(
             config.scheduler,
-            replace(config.cache, num_blocks=info.memory.num_blocks),
+            dataclasses.replace(config.cache, num_blocks=info.memory.num_blocks),
             max_model_len=info.memory.max_model_len,
             eog_token_ids=info.eog_token_ids,
             max_num_logits=info.max_num_logits,
             vocab_size=info.model.vocab_size,
+            base_seed=secrets.randbits(63) if base_seed is None else base_seed,
         )
         self._step_ms = dict.fromkeys(
             ("schedule", "prepare", "forward", "sample", "update", "publish"), 0.0
         )
         self._num_steps = 0
+        self._num_failed_in_a_row = 0
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self.scheduler.has_work
+        return self._scheduler.has_work
 
-    def add_requests(self, requests: list[EngineRequest]) -> list[Refusal]:
-        """Admit `requests` together or refuse them together; [] means admitted."""
-        raise NotImplementedError
+    def describe(self, model_name: str) -> EngineReady:
+        """What is fixed since loading, for the server."""
+        info = self._executor.info
+        return EngineReady(
+            model_name=model_name,
+            architecture=info.model.architecture,
+            vocab_size=info.model.vocab_size,
+            max_model_len=info.memory.max_model_len,
+            num_blocks=info.memory.num_blocks,
+            block_size=self._config.cache.block_size,
+            max_num_seqs=self._config.scheduler.max_num_seqs,
+            memory_plan=info.memory.as_dict(),
+            isa=info.isa,
+            num_threads=info.num_threads,
+            load_ms=info.load_ms,
+        )
+
+    def add_requests(self, requests: Sequence[EngineRequest]) -> list[Refusal]:
+        """Admit requests; those of one parent together or not at all. [] means all admitted."""
+        now = self._clock()
+        created = [
+            Request(
+                request_id=request.request_id,
+                prompt_token_ids=request.prompt_token_ids,
+                sampling=request.sampling,
+                arrival_time=now,
+                priority=request.priority,
+                namespace=request.namespace,
+                parent_id=request.parent_id,
+            )
+            for request in requests
+        ]
+        return [_make_refusal(refused) for refused in self._scheduler.add_requests(created, now)]
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Free requests in any state at once; unknown ids are ignored."""
+        self._scheduler.abort(request_ids, self._clock())
+
+    def inject_fault(self, request_id: str, after_output_tokens: int) -> None:
+        """Tests only: see DebugFault."""
+        self._executor.inject_fault(request_id, after_output_tokens)
 
     def step(self) -> list[RequestOutput]:
         """One step: schedule, execute, update. Returns what changed for any request."""
         started = time.perf_counter()
-        scheduled = self.scheduler.schedule(self._clock())
+        scheduled = self._scheduler.schedule(self._clock())
         planned = time.perf_counter()
-        result = self._executor.execute(scheduled)
+        result = self._execute(scheduled)
         executed = time.perf_counter()
         step_ms = (executed - started) * 1e3
-        outputs = self.scheduler.update_from_output(
-            scheduled, result, self._clock(), step_ms=step_ms
-        )
+        outputs = self._scheduler.update_from_output(scheduled, result, self._clock(), step_ms)
         parts = self._step_ms
         parts["schedule"] += (planned - started) * 1e3
         parts["prepare"] += result.prepare_ms
@@ -67,3 +118,48 @@ class EngineCore:
         parts["update"] += (time.perf_counter() - executed) * 1e3
         self._num_steps += 1
         return outputs
+
+    def fail_all(self, message: str) -> list[RequestOutput]:
+        """End every request with an error."""
+        return self._scheduler.fail_all(message, self._clock())
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters now."""
+        own = self._scheduler.stats()
+        fields = {field.name: getattr(own, field.name) for field in dataclasses.fields(own)}
+        return EngineStats(**fields, num_steps=self._num_steps, step_ms=dict(self._step_ms))
+
+    def count_publish_ms(self, milliseconds: float) -> None:
+        """Account for sending a step's outputs, which happens outside of the core."""
+        self._step_ms["publish"] += milliseconds
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless the KV bookkeeping agrees with itself."""
+        self._scheduler.check_integrity()
+
+    def _execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
+        """Run the step. If it fails as a whole its requests fail, and the engine lives on."""
+        try:
+            result = self._executor.execute(scheduled)
+        except Exception:
+            self._num_failed_in_a_row += 1
+            if self._num_failed_in_a_row >= MAX_FAILED_STEPS:
+                raise
+            logger.exception("a step of %d requests failed", len(scheduled.num_scheduled_tokens))
+            message = "the step of this request failed; the server log has the details"
+            return ModelRunnerOutput(errors=dict.fromkeys(scheduled.num_scheduled_tokens, message))
+        self._num_failed_in_a_row = 0
+        return result
+
+
+def _make_refusal(refused: RefusedRequest) -> Refusal:
+    error = refused.error
+    retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else None
+    return Refusal(
+        request_id=refused.request_id,
+        message=error.message,
+        reason=refused.reason,
+        retry_after_s=retry_after_s,
+        param=error.param,
+        code=error.code,
+    )

@@ -61,13 +61,16 @@ class EngineReady(msgspec.Struct, kw_only=True, tag="ready"):
     load_ms: float
 
 
-class Refusal(msgspec.Struct, kw_only=True):
-    """A request that admission turned away."""
+class Refusal(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A request that was not accepted; nothing of it ran."""
 
     request_id: str
     message: str
     reason: str
-    retry_after_s: float
+    retry_after_s: float | None = None
+    """Seconds until it would be accepted; None: it can never be (a 400)."""
+    param: str | None = None
+    code: str | None = None
 
 
 class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -30,7 +30,14 @@ from caudal.engine.messages import (
     ToEngine,
 )
 from caudal.engine.wire import HEARTBEAT_INTERVAL_S, LaunchConfig, encode_launch
-from caudal.errors import EngineDeadError, OverloadedError, RequestFailedError, UnavailableError
+from caudal.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    OverloadedError,
+    RequestError,
+    RequestFailedError,
+    UnavailableError,
+)
 from caudal.scheduler.output import FinishReason, RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -294,7 +301,9 @@ class ZmqEngineClient:
             self._directory = None
 
 
-def _refusal_error(refusal: Refusal) -> OverloadedError:
+def _refusal_error(refusal: Refusal) -> RequestError:
+    if refusal.retry_after_s is None:
+        return InvalidRequestError(refusal.message, param=refusal.param, code=refusal.code)
     return OverloadedError(
         refusal.message, retry_after_s=refusal.retry_after_s, reason=refusal.reason
     )
