@@ -16,7 +16,7 @@ from caudal.errors import ModelFileError
 MAX_HEADER_BYTES = 256 << 20
 """A vocabulary of 262,144 tokens with 500k merges takes 20 MB; more is not a real file."""
 MAX_METADATA_PAIRS = 1 << 16
-MAX_TOTAL_STRINGS = 1 << 22
+MAX_TOTAL_STRINGS = 1 << 21
 """Array strings in one file: keeps the walk over a hostile file under a second."""
 MAX_KEY_BYTES = (1 << 16) - 1
 """Limit of the GGUF specification."""
