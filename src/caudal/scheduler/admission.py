@@ -1,0 +1,203 @@
+"""Which requests may queue: bounded in requests, in tokens and in predicted waiting time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from caudal.config import SchedulerConfig
+from caudal.errors import ContextLengthError, InvalidRequestError, OverloadedError, RequestError
+from caudal.scheduler.queues import QueueTotals
+from caudal.scheduler.request import Request
+from caudal.scheduler.stats import TrafficAverages
+from caudal.scheduler.step_cost import StepCostModel
+from caudal.scheduler.step_planner import TARGET_SHARE
+
+MIN_RETRY_AFTER_S = 0.05
+GUESSED_OUTPUT_TOKENS = 128
+"""Output of a running request while none has ended yet, unless its limit is lower."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRequest:
+    """A request that was not accepted; it leaves no trace and gets no output."""
+
+    request_id: str
+    error: RequestError
+
+    @property
+    def reason(self) -> str:
+        """What was exceeded: queue_requests, queue_tokens, queue_ttft, or an error code."""
+        if isinstance(self.error, OverloadedError):
+            return self.error.reason
+        return self.error.code or "invalid_request"
+
+    @property
+    def retry_after_s(self) -> float:
+        """Predicted seconds until it would be accepted; 0 if it never would."""
+        return self.error.retry_after_s if isinstance(self.error, OverloadedError) else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What a single request can never exceed."""
+
+    max_model_len: int
+    vocab_size: int
+    num_kv_slots: int
+    """Tokens that the whole KV cache holds."""
+    block_size: int
+    max_siblings: int
+    """Requests of one parent: they are accepted together or not at all."""
+
+    def check(self, request: Request) -> RequestError | None:
+        """Why `request` (with its `max_total_tokens` set) can never run, None if it can."""
+        sampling, num_prompt = request.sampling, request.num_prompt_tokens
+        if num_prompt == 0:
+            return InvalidRequestError("The prompt has no tokens.", param="prompt")
+        low, high = min(request.token_ids), max(request.token_ids)
+        if low < 0 or high >= self.vocab_size:
+            bad = low if low < 0 else high
+            return InvalidRequestError(
+                f"The prompt has the token id {bad}; the vocabulary is 0 to {self.vocab_size - 1}.",
+                param="prompt",
+            )
+        if num_prompt + min(1, sampling.max_tokens) > self.max_model_len:
+            return ContextLengthError(num_prompt, self.max_model_len, sampling.max_tokens)
+        num_blocks = -(-request.num_slots_at_most // self.block_size)
+        if num_blocks * self.block_size > self.num_kv_slots:
+            return InvalidRequestError(
+                f"The prompt has {num_prompt} tokens and max_tokens is {sampling.max_tokens}, but "
+                f"the KV cache of this server holds {self.num_kv_slots} tokens in all. "
+                "Lower max_tokens, shorten the prompt or enlarge the KV cache.",
+                param="max_tokens",
+                code="kv_cache_exceeded",
+            )
+        return None
+
+
+@dataclass(slots=True)
+class Load:
+    """What is on the machine, as far as a newcomer's waiting time depends on it."""
+
+    num_running: int
+    num_decode_rows: int
+    context_tokens: int
+    """KV positions that the decode rows attend to."""
+    prefill_tokens: int
+    """Prompt tokens that running requests have still to compute."""
+    output_tokens_left: int
+    """Output tokens that the running requests may still produce, in all."""
+    waiting: QueueTotals
+    ahead: QueueTotals = field(default_factory=QueueTotals)
+    """The part of `waiting` that is served before the newcomer."""
+
+
+class AdmissionController:
+    """Refuses at once what would overfill the queue, and says when to come back.
+
+    Requests that find a free seat do not count against the queue: the bound is on those that
+    have to wait. With nothing waiting, any request that can run at all is accepted.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cost: StepCostModel,
+        averages: TrafficAverages,
+        max_running: int,
+    ) -> None:
+        self._config = config
+        self._cost = cost
+        self._averages = averages
+        self._max_running = max_running
+        self._target_ms = None if config.tpot_ms is None else config.tpot_ms * TARGET_SHARE
+
+    @property
+    def max_siblings(self) -> int:
+        """Requests of one parent that can be accepted together at best."""
+        return self._config.max_queue_requests + self._max_running
+
+    def check(self, group: Sequence[Request], load: Load) -> OverloadedError | None:
+        """Why the requests of one parent cannot queue now, None if they can (all together)."""
+        config, waiting = self._config, load.waiting
+        num_new = len(group)
+        num_free = max(0, self._max_running - load.num_running)
+        num_excess = waiting.num_requests + num_new - num_free - config.max_queue_requests
+        if num_excess > 0:
+            return self._refuse(
+                f"{waiting.num_requests} requests are waiting and the limit is "
+                f"{config.max_queue_requests}",
+                "queue_requests",
+                num_excess * self._departure_ms(load),
+            )
+        if waiting.num_requests == 0:
+            return None
+        num_tokens = sum(len(request.token_ids) for request in group)
+        num_excess = waiting.num_tokens + num_tokens - config.max_queue_tokens
+        if num_excess > 0:
+            return self._refuse(
+                f"{waiting.num_tokens} prompt tokens are waiting and the limit is "
+                f"{config.max_queue_tokens}",
+                "queue_tokens",
+                num_excess * waiting.num_requests / waiting.num_tokens * self._departure_ms(load),
+            )
+        ttft_ms = self.predicted_ttft_ms(len(group[0].token_ids), load)
+        excess_ms = ttft_ms - config.max_queue_ttft_s * 1e3
+        if excess_ms > 0:
+            return self._refuse(
+                f"the first token would take about {ttft_ms / 1e3:.0f} s and the limit is "
+                f"{config.max_queue_ttft_s:g} s",
+                "queue_ttft",
+                excess_ms,
+            )
+        return None
+
+    def predicted_ttft_ms(self, num_tokens: int, load: Load) -> float:
+        """Predicted time to first token of a request of `num_tokens` that arrives now."""
+        miss_ratio = self._averages.miss_ratio
+        ms_per_token = self._prefill_ms_per_token(load)
+        own_ms = num_tokens * miss_ratio * ms_per_token
+        ahead_ms = (load.prefill_tokens + load.ahead.num_tokens * miss_ratio) * ms_per_token
+        num_short = load.num_running + load.ahead.num_requests + 1 - self._max_running
+        seat_ms = max(0, num_short) * self._seat_ms(load)
+        return self._decode_ms(load) + max(ahead_ms, seat_ms) + own_ms
+
+    def _decode_ms(self, load: Load) -> float:
+        return self._cost.predict(load.num_decode_rows, 0, load.context_tokens)
+
+    def _prefill_ms_per_token(self, load: Load) -> float:
+        """Milliseconds of wall time per prompt token, in steps as the planner fills them."""
+        base_ms = self._decode_ms(load)
+        num_tokens = max(1, self._config.max_num_batched_tokens - load.num_decode_rows)
+        if load.num_decode_rows and self._target_ms is not None:
+            budget_ms = self._target_ms - base_ms
+            num_tokens = self._cost.max_prefill_tokens(budget_ms, 0, num_tokens)
+        step_ms = base_ms + self._cost.prefill_ms(num_tokens, 0)
+        fastest = num_tokens / step_ms if step_ms > 0 else 0.0
+        granted = self._config.min_prefill_tokens_per_s / 1e3
+        return 1.0 / max(fastest, granted, 1e-6)
+
+    def _seat_ms(self, load: Load) -> float:
+        """Milliseconds between two ends of running requests, on average, when all seats run."""
+        residence_s = self._averages.residence_s
+        if residence_s is not None:
+            return residence_s * 1e3 / self._max_running
+        num_running = max(1, load.num_running)
+        num_left = min(GUESSED_OUTPUT_TOKENS, load.output_tokens_left / num_running)
+        return num_left * self._decode_ms(load) / num_running
+
+    def _departure_ms(self, load: Load) -> float:
+        """Milliseconds between two requests leaving the queue for the machine."""
+        mean_tokens = load.waiting.num_tokens / max(1, load.waiting.num_requests)
+        prefill_ms = mean_tokens * self._averages.miss_ratio * self._prefill_ms_per_token(load)
+        is_full = load.num_running + load.waiting.num_requests >= self._max_running
+        return max(prefill_ms, self._seat_ms(load) if is_full else 0.0)
+
+    def _refuse(self, what: str, reason: str, wait_ms: float) -> OverloadedError:
+        retry_after_s = max(MIN_RETRY_AFTER_S, wait_ms / 1e3)
+        return OverloadedError(
+            f"The server is busy: {what}. Retry in {retry_after_s:.1f} s.",
+            retry_after_s=retry_after_s,
+            reason=reason,
+        )

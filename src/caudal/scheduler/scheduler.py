@@ -1,0 +1,425 @@
+"""The scheduler: accepts requests, plans steps, turns what they computed into outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NotRequired, TypedDict, Unpack
+
+from caudal.config import CacheConfig, SchedulerConfig
+from caudal.errors import InvalidRequestError, RequestError
+from caudal.scheduler.admission import AdmissionController, Load, RefusedRequest, RequestLimits
+from caudal.scheduler.output import FinishReason, RequestOutput
+from caudal.scheduler.request import (
+    FINISHED_STATUS,
+    Request,
+    RequestStatus,
+    SiblingGroup,
+    accept_tokens,
+)
+from caudal.scheduler.state import SchedulerState
+from caudal.scheduler.stats import SchedulerStats
+from caudal.scheduler.step_cost import StepCostModel
+from caudal.scheduler.step_plan import StepPlan
+from caudal.scheduler.step_planner import StepPlanner
+from caudal.step_io import ModelRunnerOutput, SchedulerOutput
+
+
+class SchedulerLimits(TypedDict):
+    """What the loaded model and its memory plan allow."""
+
+    max_model_len: int
+    """Prompt + output tokens of one request."""
+    eog_token_ids: frozenset[int]
+    """Ids that end a generation."""
+    max_num_logits: int
+    """Rows of logits that one step can compute."""
+    vocab_size: int
+    base_seed: NotRequired[int]
+    """Seeds of requests without their own are derived from it (default 0)."""
+
+
+class Scheduler:
+    """Pure, deterministic and without a clock: `now` is in seconds, on any steady clock.
+
+    A cycle is `schedule()`, running the step, `update_from_output()`. Requests may be added or
+    aborted at any time, also between the two. Every accepted request gets exactly one terminal
+    output.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, cache: CacheConfig, **limits: Unpack[SchedulerLimits]
+    ) -> None:
+        assert cache.num_blocks is not None
+        self._state = SchedulerState(cache, config.batching)
+        self.cost = StepCostModel()
+        self._planner = StepPlanner(config, self._state, self.cost, limits["max_num_logits"])
+        max_running = self._planner.max_running
+        self._admission = AdmissionController(config, self.cost, self._state.averages, max_running)
+        self._limits = RequestLimits(
+            max_model_len=limits["max_model_len"],
+            vocab_size=limits["vocab_size"],
+            num_kv_slots=cache.num_blocks * cache.block_size,
+            block_size=cache.block_size,
+            max_siblings=self._admission.max_siblings,
+        )
+        self._eog_token_ids = limits["eog_token_ids"]
+        self._base_seed = limits.get("base_seed", 0)
+        self._block_size = cache.block_size
+        self._num_arrived = 0
+        self._num_steps = 0
+        self._in_flight: StepPlan | None = None
+        self._pending: list[RequestOutput] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a cycle would do anything: run a row, drop one, or deliver an output."""
+        state = self._state
+        return bool(state.requests or self._pending or state.dropped_row_ids)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a row and blocks."""
+        return len(self._state.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold neither, preempted ones included."""
+        return len(self._state.waiting)
+
+    def add_requests(self, requests: Sequence[Request], now: float) -> list[RefusedRequest]:
+        """Accept requests into the queue; those of one parent all or none.
+
+        Returns the refused ones with their errors: OverloadedError (retry later),
+        ContextLengthError or InvalidRequestError (it can never run).
+        """
+        refused: list[RefusedRequest] = []
+        load = self._load()
+        for group in _group_by_parent(requests):
+            error = self._prepare(group)
+            if error is None:
+                load.ahead = self._state.waiting.ahead_of(group[0].priority)
+                error = self._admission.check(group, load)
+            if error is None:
+                self._enqueue(group)
+            else:
+                refused += [RefusedRequest(request.request_id, error) for request in group]
+        for refusal in refused:
+            self._state.counters.count_rejected(refusal.reason)
+        return refused
+
+    def abort(self, request_ids: Sequence[str], now: float) -> None:
+        """Free requests in any state at once; their terminal outputs come with the next update.
+
+        Unknown or finished ids are ignored.
+        """
+        for request_id in request_ids:
+            request = self._state.requests.get(request_id)
+            if request is not None:
+                self._state.counters.num_cancelled += 1
+                self._pending.append(self._finish(request, FinishReason.ABORT, now))
+
+    def schedule(self, now: float) -> SchedulerOutput:
+        """Plan the next step; the previous one must have been updated (or failed)."""
+        assert self._in_flight is None, "the previous step has not been updated"
+        self._num_steps += 1
+        self._in_flight = self._planner.plan(self._num_steps, now)
+        return self._in_flight.output
+
+    def update_from_output(
+        self,
+        scheduler_output: SchedulerOutput,
+        runner_output: ModelRunnerOutput,
+        now: float,
+        step_ms: float | None = None,
+    ) -> list[RequestOutput]:
+        """Apply what the step computed; returns what changed, pending outputs first.
+
+        `step_ms` is the measured time of the step (default: the runner's own sum). Requests
+        aborted while the step ran are skipped; those in `errors` fail alone.
+        """
+        plan = self._in_flight
+        assert plan is not None and plan.output.step_id == scheduler_output.step_id
+        self._in_flight = None
+        outputs = self.take_outputs()
+        outputs += self._advance_rows(plan, runner_output, now)
+        self._observe(plan, runner_output, step_ms)
+        return outputs
+
+    def take_outputs(self) -> list[RequestOutput]:
+        """Terminal outputs that arose outside of a step (aborts), each given out once."""
+        outputs, self._pending = self._pending, []
+        return outputs
+
+    def fail_all(self, message: str, now: float | None = None) -> list[RequestOutput]:
+        """End every request with an error, as when a step failed as a whole.
+
+        Without `now`, requests that never ran report no queue time.
+        """
+        self._in_flight = None
+        outputs = self.take_outputs()
+        for request in list(self._state.requests.values()):
+            outputs.append(self._finish(request, FinishReason.ERROR, now, message))
+        return outputs
+
+    def block_ids_of(self, request_id: str, start_token: int, end_token: int) -> list[int]:
+        """Blocks of a running request's tokens [start_token, end_token), to export their KV."""
+        return self._state.kv.block_ids_of(request_id, start_token, end_token)
+
+    def stats(self) -> SchedulerStats:
+        """Gauges and counters now; O(running requests)."""
+        state, kv, counters = self._state, self._state.kv, self._state.counters
+        load = self._load()
+        load.ahead = load.waiting
+        mean_prompt = round(state.averages.prompt_tokens)
+        return SchedulerStats(
+            num_running=len(state.running),
+            num_waiting=len(state.waiting),
+            num_waiting_tokens=state.waiting.totals.num_tokens,
+            num_blocks_total=kv.num_blocks_total,
+            num_blocks_free=kv.num_blocks_free,
+            num_blocks_cached=kv.num_blocks_cached,
+            num_blocks_held=kv.num_blocks_held,
+            kv_wasted_fraction=kv.wasted_fraction(
+                (request_id, request.num_computed_tokens)
+                for request_id, request in state.running.items()
+            ),
+            num_preemptions=counters.num_preemptions,
+            num_preempted_tokens=counters.num_preempted_tokens,
+            prefix_queries_tokens=kv.counters.prefix_queries_tokens,
+            prefix_hits_tokens=kv.counters.prefix_hits_tokens,
+            num_rejected=dict(counters.num_rejected),
+            num_cancelled=counters.num_cancelled,
+            num_finished=dict(counters.num_finished),
+            num_prompt_tokens=counters.num_prompt_tokens,
+            num_output_tokens=counters.num_output_tokens,
+            predicted_ttft_ms=self._admission.predicted_ttft_ms(mean_prompt, load),
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless queues, tables, tree and pool agree. O(blocks)."""
+        self._state.check_integrity()
+
+    def _prepare(self, group: list[Request]) -> RequestError | None:
+        """Complete the requests of one parent; the first error refuses them all."""
+        if len(group) > self._limits.max_siblings:
+            return InvalidRequestError(
+                f"n is {len(group)}, but this server accepts at most "
+                f"{self._limits.max_siblings} requests at once.",
+                param="n",
+            )
+        seen: dict[str, None] = {}
+        for request in group:
+            if request.request_id in self._state.requests or request.request_id in seen:
+                return InvalidRequestError(
+                    f"The request id {request.request_id!r} is in use.", param="request_id"
+                )
+            seen[request.request_id] = None
+            sampling = request.sampling
+            request.max_total_tokens = min(
+                request.num_prompt_tokens + sampling.max_tokens, self._limits.max_model_len
+            )
+            error = self._limits.check(request)
+            if error is not None:
+                return error
+            stop_ids = frozenset(sampling.stop_token_ids)
+            if not sampling.ignore_eos:
+                stop_ids = stop_ids | self._eog_token_ids if stop_ids else self._eog_token_ids
+            request.stop_token_ids = stop_ids
+        return None
+
+    def _enqueue(self, group: list[Request]) -> None:
+        state = self._state
+        by_prompt: dict[tuple[int, ...], SiblingGroup] = {}
+        num_given: dict[int, int] = {}
+        for request in group:
+            request.arrival_index = self._num_arrived
+            self._num_arrived += 1
+            given = request.sampling.seed
+            if given is None:
+                request.seed = _mix(self._base_seed, request.arrival_index)
+            else:
+                # Siblings with one seed must not all say the same; the first keeps it as it is.
+                ordinal = num_given.get(given, 0)
+                num_given[given] = ordinal + 1
+                request.seed = _mix(given, ordinal) if ordinal else given
+            if len(group) > 1:
+                key = tuple(request.prompt_token_ids)
+                request.siblings = by_prompt.setdefault(key, SiblingGroup())
+            state.requests[request.request_id] = request
+            state.waiting.push(request)
+
+    def _advance_rows(
+        self, plan: StepPlan, result: ModelRunnerOutput, now: float
+    ) -> list[RequestOutput]:
+        """Apply the result of each row; returns their outputs.
+
+        The loop holds the common row itself (a decode row that goes on), as its cost is paid
+        per token: `_advance` would do the same.
+        """
+        block_size = self._block_size
+        running = RequestStatus.RUNNING
+        get_sampled = result.sampled_token_ids.get
+        is_plain_step = not result.errors and not self._state.deferral.num_leaders
+        outputs: list[RequestOutput] = []
+        num_plain = 0
+        for request, num_scheduled in zip(plan.rows, plan.counts, strict=True):
+            # By identity, not by id: an aborted id may already be in use again.
+            if request.status is not running:
+                continue
+            sampled = get_sampled(request.request_id)
+            token_ids = request.token_ids
+            num_known = len(token_ids)
+            if (
+                is_plain_step
+                and request.is_streaming
+                and num_scheduled == 1
+                and sampled is not None
+                and len(sampled) == 1
+                and num_known + 1 < request.max_total_tokens
+                and sampled[0] not in request.stop_token_ids
+            ):
+                token_ids.append(sampled[0])
+                request.num_computed_tokens = num_known
+                if num_known % block_size == 0:
+                    self._state.kv.insert_prefix(request.request_id, token_ids, num_known)
+                num_plain += 1
+                outputs.append(
+                    RequestOutput(
+                        request_id=request.request_id,
+                        new_token_ids=sampled,
+                        num_prompt_tokens=request.num_prompt_tokens,
+                        num_output_tokens=num_known + 1 - request.num_prompt_tokens,
+                        num_cached_tokens=request.num_cached_tokens,
+                        num_preemptions=request.num_preemptions,
+                    )
+                )
+                continue
+            output = self._advance(request, num_scheduled, result, now)
+            if output is not None:
+                outputs.append(output)
+        self._state.counters.num_output_tokens += num_plain
+        return outputs
+
+    def _advance(
+        self, request: Request, num_scheduled: int, result: ModelRunnerOutput, now: float
+    ) -> RequestOutput | None:
+        """Apply one row's result; returns its output, None while its prompt is not complete."""
+        request_id = request.request_id
+        if result.errors and request_id in result.errors:
+            return self._finish(request, FinishReason.ERROR, now, result.errors[request_id])
+        state = self._state
+        num_before = request.num_computed_tokens
+        num_known = len(request.token_ids)
+        num_computed = num_before + num_scheduled
+        sampled = result.sampled_token_ids.get(request_id, [])
+        if num_computed > num_known:
+            # Drafts: those accepted are in `sampled`, before its last token.
+            num_computed = min(num_computed, num_known + max(0, len(sampled) - 1))
+        request.num_computed_tokens = num_computed
+        if state.deferral.num_leaders:
+            state.advance_leader(request)
+        if request.prompt_logprobs is not None and not request.has_output:
+            request.prompt_logprobs += result.prompt_logprobs.get(request_id, ())
+        kept: list[int] = []
+        reason: FinishReason | None = None
+        error: str | None = None
+        if sampled:
+            kept, reason = accept_tokens(request, sampled)
+        elif num_computed >= num_known:
+            reason = FinishReason.LENGTH
+            if request.sampling.max_tokens > 0:
+                reason, error = FinishReason.ERROR, "the step gave no token for this request"
+        if num_computed // self._block_size > num_before // self._block_size:
+            num_computed = min(num_computed, len(request.token_ids))
+            state.kv.insert_prefix(request_id, request.token_ids, num_computed)
+        if reason is not None:
+            output = self._finish(request, reason, now, error)
+        elif kept:
+            output = self._make_output(request)
+        else:
+            return None
+        if kept:
+            output.new_token_ids = kept
+            state.counters.num_output_tokens += len(kept)
+            if reason is FinishReason.STOP:
+                output.stop_token_id = kept[-1]
+            if request.sampling.num_logprobs is not None:
+                output.logprobs = result.logprobs.get(request_id, [])[: len(kept)]
+        return output
+
+    def _finish(
+        self, request: Request, reason: FinishReason, now: float | None, error: str | None = None
+    ) -> RequestOutput:
+        """End a request in any state; returns its terminal output."""
+        state = self._state
+        state.remove(request, FINISHED_STATUS[reason])
+        state.counters.num_finished[reason.value] += 1
+        started = request.first_scheduled_time
+        if reason is FinishReason.STOP or reason is FinishReason.LENGTH:
+            assert now is not None and started is not None
+            state.averages.note_end(now - started)
+        output = self._make_output(request)
+        output.finish_reason = reason
+        output.error = error
+        if started is None and now is not None:
+            output.queue_ms = (now - request.arrival_time) * 1e3
+        return output
+
+    def _make_output(self, request: Request) -> RequestOutput:
+        output = RequestOutput(
+            request_id=request.request_id,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_output_tokens=len(request.token_ids) - request.num_prompt_tokens,
+            num_cached_tokens=request.num_cached_tokens,
+            num_preemptions=request.num_preemptions,
+        )
+        if not request.has_output:
+            request.has_output = True
+            if request.first_scheduled_time is not None:
+                output.queue_ms = (request.first_scheduled_time - request.arrival_time) * 1e3
+            output.prompt_logprobs = request.prompt_logprobs
+            request.prompt_logprobs = None
+            request.is_streaming = request.sampling.num_logprobs is None
+        return output
+
+    def _observe(self, plan: StepPlan, result: ModelRunnerOutput, step_ms: float | None) -> None:
+        """Teach the cost model what the step took."""
+        output = plan.output
+        if step_ms is None:
+            step_ms = result.prepare_ms + result.forward_ms + result.sample_ms
+        if output.num_tokens > 0 and not plan.has_prompt_logits and not result.errors:
+            num_prefill = output.num_tokens - output.num_decode_rows
+            self.cost.observe(
+                output.num_decode_rows, num_prefill, output.num_context_tokens, step_ms
+            )
+
+    def _load(self) -> Load:
+        load = Load(len(self._state.running), 0, 0, 0, 0, waiting=self._state.waiting.totals)
+        for request in self._state.running.values():
+            num_known = len(request.token_ids)
+            load.output_tokens_left += request.max_total_tokens - num_known
+            if num_known - request.num_computed_tokens > 1:
+                load.prefill_tokens += num_known - request.num_computed_tokens
+            else:
+                load.num_decode_rows += 1
+                load.context_tokens += num_known
+        return load
+
+
+def _group_by_parent(requests: Sequence[Request]) -> list[list[Request]]:
+    """Requests of one parent together, in order of first appearance."""
+    groups: dict[tuple[bool, str], list[Request]] = {}
+    for request in requests:
+        has_parent = request.parent_id is not None
+        key = request.parent_id if request.parent_id is not None else request.request_id
+        groups.setdefault((has_parent, key), []).append(request)
+    return list(groups.values())
+
+
+def _mix(seed: int, index: int) -> int:
+    """A 63-bit seed from a seed and a counter (the finaliser of SplitMix64, public domain)."""
+    mask = (1 << 64) - 1
+    value = (seed + (index + 1) * 0x9E3779B97F4A7C15) & mask
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+    return (value ^ (value >> 31)) >> 1

@@ -1,0 +1,82 @@
+"""Gauges and counters of the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from caudal.scheduler.output import FinishReason
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Counts since the start; they only grow."""
+
+    num_preemptions: int = 0
+    num_preempted_tokens: int = 0
+    """Tokens computed again because of preemptions."""
+    num_rejected: dict[str, int] = field(default_factory=dict)
+    num_cancelled: int = 0
+    num_finished: dict[str, int] = field(
+        default_factory=lambda: {reason.value: 0 for reason in FinishReason}
+    )
+    num_prompt_tokens: int = 0
+    """Of requests that have started."""
+    num_output_tokens: int = 0
+
+    def count_rejected(self, reason: str) -> None:
+        """Count one refused request."""
+        self.num_rejected[reason] = self.num_rejected.get(reason, 0) + 1
+
+
+AVERAGE_RATE = 0.1
+"""Weight of the newest request in the running averages."""
+
+
+@dataclass(slots=True)
+class TrafficAverages:
+    """Running averages over recent requests, from which admission predicts waiting times."""
+
+    prompt_tokens: float = 0.0
+    """Length of a prompt; 0 before any request has started."""
+    miss_ratio: float = 1.0
+    """Share of a prompt that has to be computed."""
+    residence_s: float | None = None
+    """From the first step to the end; None before any request has ended by itself."""
+
+    def note_start(self, num_prompt_tokens: int, num_hit_tokens: int) -> None:
+        """A request has started, with part of its prompt cached."""
+        rate = AVERAGE_RATE if self.prompt_tokens else 1.0
+        self.prompt_tokens += rate * (num_prompt_tokens - self.prompt_tokens)
+        missed = 1.0 - num_hit_tokens / num_prompt_tokens
+        self.miss_ratio += AVERAGE_RATE * (missed - self.miss_ratio)
+
+    def note_end(self, residence_s: float) -> None:
+        """A request has ended by itself (not aborted, not failed)."""
+        if self.residence_s is None:
+            self.residence_s = residence_s
+        else:
+            self.residence_s += AVERAGE_RATE * (residence_s - self.residence_s)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """What the scheduler contributes to the engine's stats, under the same field names."""
+
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    num_blocks_total: int
+    num_blocks_free: int
+    num_blocks_cached: int
+    num_blocks_held: int
+    kv_wasted_fraction: float
+    num_preemptions: int
+    num_preempted_tokens: int
+    prefix_queries_tokens: int
+    prefix_hits_tokens: int
+    num_rejected: dict[str, int]
+    num_cancelled: int
+    num_finished: dict[str, int]
+    num_prompt_tokens: int
+    num_output_tokens: int
+    predicted_ttft_ms: float

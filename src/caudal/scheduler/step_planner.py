@@ -1,0 +1,302 @@
+"""Fills a step: decode rows, then prefill chunks up to the milliseconds that the target allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from caudal.config import Batching, SchedulerConfig
+from caudal.kv_cache.radix_cache import make_block_keys
+from caudal.scheduler.preemption import (
+    GROWTH_BLOCKS_NEW,
+    GROWTH_BLOCKS_RETURNING,
+    choose_victim,
+    num_growth_blocks,
+)
+from caudal.scheduler.request import Request, RequestStatus
+from caudal.scheduler.state import SchedulerState
+from caudal.scheduler.step_cost import StepCostModel
+from caudal.scheduler.step_plan import Ageing, StepPlan, computes_prompt_logits
+from caudal.step_io import CachedRequestData, NewRequestData, SchedulerOutput
+
+TARGET_SHARE = 0.9
+"""Share of the time-per-token target that a step may be predicted to take."""
+
+
+@dataclass(slots=True)
+class RunningSplit:
+    """The running requests by what they need in this step."""
+
+    decoding: list[Request]
+    growing: list[Request]
+    """The decoding requests whose next token needs a new block."""
+    prefilling: list[Request]
+    num_context_tokens: int
+
+
+class StepPlanner:
+    """Decides what each step computes; the moves between queues belong to the state."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        state: SchedulerState,
+        cost: StepCostModel,
+        max_num_logits: int,
+    ) -> None:
+        self._state = state
+        self._cost = cost
+        self._batching = config.batching
+        self._max_tokens = config.max_num_batched_tokens
+        self._max_logits = max_num_logits
+        self._target_ms = None if config.tpot_ms is None else config.tpot_ms * TARGET_SHARE
+        self._ageing = Ageing(config.min_prefill_tokens_per_s)
+        self._batch_seats = 0
+        self.max_running = (
+            1
+            if config.batching is Batching.SERIAL
+            else min(config.max_num_seqs, config.max_num_batched_tokens, max_num_logits)
+        )
+        """Running requests at most: each must find a token and a logits row in every step."""
+
+    def plan(self, step_id: int, now: float) -> StepPlan:
+        """Choose the rows of a step, preempting and admitting as memory asks and allows."""
+        output = SchedulerOutput(step_id)
+        plan = StepPlan(output, self._max_tokens, self._max_logits)
+        split = self._make_room(plan)
+        self._add_decode_rows(plan, split)
+        self._set_prefill_budget(plan, split, now)
+        self._add_prefill_chunks(plan, split.prefilling)
+        self._admit_waiting(plan, now)
+        self._ageing.spend(output.num_tokens - len(split.decoding))
+        output.predicted_ms = self._cost.predict(
+            output.num_decode_rows,
+            output.num_tokens - output.num_decode_rows,
+            output.num_context_tokens,
+        )
+        # The worker keeps this list; ours starts anew.
+        output.finished_request_ids = self._state.dropped_row_ids
+        self._state.dropped_row_ids = []
+        return plan
+
+    def _split_running(self) -> RunningSplit:
+        decoding: list[Request] = []
+        growing: list[Request] = []
+        prefilling: list[Request] = []
+        num_context_tokens = 0
+        for request in self._state.running.values():
+            num_known = len(request.token_ids)
+            if num_known - request.num_computed_tokens > 1:
+                prefilling.append(request)
+                continue
+            decoding.append(request)
+            num_context_tokens += num_known
+            if num_known > request.num_slots:
+                growing.append(request)
+        return RunningSplit(decoding, growing, prefilling, num_context_tokens)
+
+    def _make_room(self, plan: StepPlan) -> RunningSplit:
+        """Preempt one victim after another until every decode row can have its block."""
+        while True:
+            split = self._split_running()
+            if len(self._state.running) <= 1 or not self._is_stuck(split):
+                return split
+            self._state.preempt(choose_victim(self._state.running.values(), self._state.kv))
+            plan.has_preempted = True
+
+    def _is_stuck(self, split: RunningSplit) -> bool:
+        num_available = self._state.kv.num_blocks_available
+        if split.decoding or num_available > 0:
+            return len(split.growing) > num_available
+        # Only half-computed prompts, which hold all blocks: nobody could advance.
+        return all(r.num_computed_tokens >= r.num_slots for r in split.prefilling)
+
+    def _add_decode_rows(self, plan: StepPlan, split: RunningSplit) -> None:
+        decoding = split.decoding
+        output = plan.output
+        new_blocks = {r.request_id: self._grow(r, len(r.token_ids)) for r in split.growing}
+        output.cached_requests = [
+            CachedRequestData(
+                r.request_id, new_blocks.get(r.request_id) or [], r.num_computed_tokens
+            )
+            for r in decoding
+        ]
+        output.num_scheduled_tokens = dict.fromkeys([r.request_id for r in decoding], 1)
+        output.num_tokens = output.num_decode_rows = len(decoding)
+        output.num_context_tokens = split.num_context_tokens
+        plan.rows = decoding
+        plan.counts = [1] * len(decoding)
+        plan.tokens_left -= len(decoding)
+        plan.logits_left -= len(decoding)
+
+    def _set_prefill_budget(self, plan: StepPlan, split: RunningSplit, now: float) -> None:
+        """Milliseconds for prefill: what decoding leaves of the target; none decode: no limit.
+
+        Where decoding alone takes longer than the target, prefill still gets what ageing grants.
+        """
+        has_seat = len(self._state.running) < self.max_running
+        has_backlog = bool(split.prefilling) or (has_seat and len(self._state.waiting) > 0)
+        plan.min_prefill_tokens = self._ageing.accrue(now, has_backlog)
+        if self._target_ms is not None and split.decoding:
+            decode_ms = self._cost.predict(len(split.decoding), 0, split.num_context_tokens)
+            plan.prefill_ms_left = self._target_ms - decode_ms
+
+    def _add_prefill_chunks(self, plan: StepPlan, prefilling: list[Request]) -> None:
+        kv = self._state.kv
+        if len(prefilling) > 1:
+            prefilling.sort(key=_service_order)
+        for index, request in enumerate(prefilling):
+            num_short = self._num_short_tokens(request, prefilling[index + 1 :])
+            num_tokens = self._chunk_size(request, plan, num_short)
+            room = request.num_slots + kv.num_blocks_available * kv.block_size
+            num_tokens = min(num_tokens, room - request.num_computed_tokens)
+            if num_tokens > 0:
+                blocks = self._grow(request, request.num_computed_tokens + num_tokens)
+                plan.output.cached_requests.append(
+                    CachedRequestData(request.request_id, blocks, request.num_computed_tokens)
+                )
+                self._add_prefill(plan, request, num_tokens)
+            num_known = len(request.token_ids)
+            plan.num_blocks_promised += kv.blocks_for(num_known - request.num_slots)
+
+    def _admit_waiting(self, plan: StepPlan, now: float) -> None:
+        """Start waiting requests in order while seats, budgets and memory last.
+
+        The first that memory cannot take stops the rest: nobody overtakes it for ever. Requests
+        that wait for another's prefix step aside instead.
+        """
+        state = self._state
+        if plan.has_preempted:
+            return
+        if self._batching is Batching.STATIC:
+            self._form_batch()
+        while plan.can_prefill and len(state.running) < self._num_seats():
+            request = state.waiting.peek()
+            if request is None:
+                return
+            block_ids, num_hit_tokens = self._match_prefix(request)
+            if state.can_defer and not request.must_compute_prompt:
+                found = state.deferral.find_leader(request, len(block_ids))
+                if found is not None:
+                    state.deferral.follow(state.waiting.park(), *found)
+                    continue
+            if not self._has_room(request, block_ids, plan):
+                self._batch_seats = 0
+                return
+            request.num_computed_tokens = num_hit_tokens
+            num_tokens = self._chunk_size(request, plan, 0)
+            if num_tokens <= 0:
+                request.num_computed_tokens = 0
+                return
+            self._start(plan, block_ids, num_tokens, now)
+
+    def _form_batch(self) -> None:
+        """Static batching: seats open for those waiting now, only when nothing runs."""
+        if not self._state.running:
+            self._batch_seats = min(len(self._state.waiting), self.max_running)
+
+    def _num_seats(self) -> int:
+        if self._batching is Batching.STATIC:
+            return len(self._state.running) + self._batch_seats
+        return self.max_running
+
+    def _match_prefix(self, request: Request) -> tuple[list[int], int]:
+        kv = self._state.kv
+        if not kv.has_prefix_cache:
+            return [], 0
+        if request.block_keys is None:
+            request.block_keys = make_block_keys(request.token_ids, kv.block_size)
+        if request.must_compute_prompt:
+            return [], 0
+        return kv.match_prefix(request.namespace, request.token_ids, request.block_keys)
+
+    def _has_room(self, request: Request, block_ids: Sequence[int], plan: StepPlan) -> bool:
+        """Whether all known tokens fit beside what the running requests will need soon."""
+        state = self._state
+        is_returning = request.status is RequestStatus.PREEMPTED
+        growth = GROWTH_BLOCKS_RETURNING if is_returning else GROWTH_BLOCKS_NEW
+        num_needed = state.kv.num_blocks_needed(len(request.token_ids), block_ids)
+        num_free = state.kv.num_blocks_available - plan.num_blocks_promised - num_needed
+        if num_free < 0 or not state.running:
+            return num_free >= 0
+        return num_free >= num_growth_blocks(state.running.values(), state.kv, growth)
+
+    def _start(self, plan: StepPlan, block_ids: list[int], num_tokens: int, now: float) -> None:
+        """Give the head of the queue a row, and its first chunk."""
+        state, kv = self._state, self._state.kv
+        request = state.waiting.pop()
+        kv.start(request.request_id, request.namespace, block_ids)
+        request.num_slots = len(block_ids) * kv.block_size
+        self._grow(request, request.num_computed_tokens + num_tokens)
+        plan.num_blocks_promised += kv.blocks_for(len(request.token_ids) - request.num_slots)
+        request.status = RequestStatus.RUNNING
+        state.running[request.request_id] = request
+        state.note_start(request, now)
+        if self._batching is Batching.STATIC:
+            self._batch_seats -= 1
+        if state.can_defer:
+            state.deferral.start(request)
+        plan.output.new_requests.append(
+            NewRequestData(
+                request_id=request.request_id,
+                token_ids=list(request.token_ids),
+                num_prompt_tokens=request.num_prompt_tokens,
+                sampling=request.sampling,
+                seed=request.seed,
+                block_ids=kv.block_ids(request.request_id),
+                num_computed_tokens=request.num_computed_tokens,
+            )
+        )
+        self._add_prefill(plan, request, num_tokens)
+
+    def _add_prefill(self, plan: StepPlan, request: Request, num_tokens: int) -> None:
+        cost_ms = self._cost.prefill_ms(num_tokens, request.num_computed_tokens)
+        plan.add_prefill(request, num_tokens, cost_ms)
+
+    def _grow(self, request: Request, num_tokens: int) -> list[int]:
+        """Slots for `num_tokens` tokens; the caller knows that the blocks are available."""
+        blocks = self._state.kv.allocate_slots(request.request_id, num_tokens)
+        assert blocks is not None
+        request.num_slots += len(blocks) * self._state.kv.block_size
+        return blocks
+
+    def _num_short_tokens(self, request: Request, behind: Sequence[Request]) -> int:
+        """Prompt tokens behind `request` that belong to much shorter prompts, as important."""
+        half = request.num_tokens_left // 2
+        others = [r for r in behind if r.priority <= request.priority and r.num_tokens_left <= half]
+        num_tokens = sum(other.num_tokens_left for other in others)
+        waiting = self._state.waiting
+        if len(self._state.running) < self._num_seats():
+            head = waiting.peek()
+            if head is not None and head.priority <= request.priority:
+                num_tokens += waiting.totals.num_tokens if len(head.token_ids) <= half else 0
+        return num_tokens
+
+    def _chunk_size(self, request: Request, plan: StepPlan, num_short_tokens: int) -> int:
+        """How many of its tokens `request` computes in this step (0: none).
+
+        A prompt that cannot finish in this step leaves up to half of the budget to much shorter
+        ones behind it, and ends its chunk at a block boundary where it can.
+        """
+        num_computed = request.num_computed_tokens
+        left = request.num_tokens_left
+        limit = min(left, plan.tokens_left)
+        if computes_prompt_logits(request):
+            limit = min(limit, plan.logits_left)
+        elif limit == left and plan.logits_left <= 0 and request.sampling.max_tokens > 0:
+            limit -= 1
+        if limit <= 0:
+            return 0
+        size = self._cost.max_prefill_tokens(plan.prefill_ms_left, num_computed, limit)
+        if size < left and num_short_tokens > 0:
+            size = max((size + 1) // 2, size - num_short_tokens)
+        size = max(size, min(limit, plan.min_prefill_tokens))
+        if size < left:
+            block_size = self._state.kv.block_size
+            aligned = (num_computed + size) // block_size * block_size - num_computed
+            size = aligned if aligned > 0 else size
+        return size
+
+
+def _service_order(request: Request) -> tuple[int, int]:
+    return request.priority, request.arrival_index
