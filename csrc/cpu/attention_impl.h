@@ -1,0 +1,387 @@
+// Runs attention tasks with the kernels of attention_kernels.h.
+//
+// Few rows read keys and values straight from the cache, and prefetch the next chunk while they work
+// on this one. Many rows (a prefill tile) widen a chunk into a panel once and share it. Both do the
+// same arithmetic per row.
+#pragma once
+
+#include "attention_kernels.h"
+
+namespace caudal {
+namespace {
+
+constexpr int kMaxHeadDim = 256;
+constexpr int kMaxDirectRows = 2 * kRegisterRows;
+
+// A thread's scratch memory for one task.
+struct TileMemory {
+  RowState rows;
+  alignas(64) float query[kMaxTaskRows * kMaxHeadDim];  // times scale; int8: int16
+  alignas(64) float acc[kMaxTaskRows * kMaxHeadDim];    // of the current split
+  alignas(64) float total[kMaxTaskRows * kMaxHeadDim];  // of the splits before it
+  alignas(64) float weights[kMaxTaskRows * kChunkTokens];
+  alignas(64) std::byte key_panel[kChunkTokens * kMaxHeadDim * sizeof(float)];
+  alignas(64) std::byte value_panel[kChunkTokens * kMaxHeadDim * sizeof(float)];
+};
+
+// The blocks of a chunk, for one head; those past the context repeat the first.
+struct Chunk {
+  const std::byte* block[kChunkBlocks];
+  int num_blocks;
+};
+
+// One task's view of the cache.
+struct Context {
+  const std::byte* head;  // of block 0
+  const int32_t* block_table;
+  int64_t block_stride;
+  int num_tokens;  // seen by the last query of the task
+
+  Context(const AttentionArgs& args, const AttentionTask& task)
+      : head(args.kv.base + task.kv_head * args.kv.head_stride),
+        block_table(args.batch->block_tables + task.seq * args.batch->block_table_stride),
+        block_stride(args.kv.block_stride),
+        num_tokens(args.batch->seq_lens[task.seq] - args.batch->query_start_loc[task.seq + 1] +
+                   task.query_begin + task.query_count) {}
+
+  Chunk chunk(int begin) const {
+    const int left = min_int(num_tokens - begin, kChunkTokens);
+    Chunk c;
+    c.num_blocks = (left + kBlockSize - 1) / kBlockSize;
+    for (int b = 0; b < kChunkBlocks; ++b) {
+      const int64_t id = block_table[begin / kBlockSize + (b < c.num_blocks ? b : 0)];
+      c.block[b] = head + id * block_stride;
+    }
+    return c;
+  }
+};
+
+inline void scale_query(const float* q, int head_dim, float scale, float* out) {
+  const F32 factor = F32::set1(scale);
+  for (int d = 0; d < head_dim; d += kLanes) (F32::load(q + d) * factor).store(out + d);
+}
+
+// int16 with one scale, which takes in the softmax scale.
+inline float quantize_query(const float* q, int head_dim, float scale, int16_t* out) {
+  F32 largest = F32::zero();
+  for (int d = 0; d < head_dim; d += kLanes) {
+    largest = F32::max_bits(largest, F32::abs(F32::load(q + d)));
+  }
+  const QuantScale s = quant_scale(__builtin_bit_cast(uint32_t, largest.max_lane_bits()), kQuantMax15);
+  const F32 factor = F32::set1(s.inverse);
+  for (int d = 0; d < head_dim; d += kLanes) store_int16(F32::load(q + d) * factor, out + d);
+  return s.d * scale;
+}
+
+// acc and total are merged as the next split after total: (max, sum) of each.
+inline void merge_split(float* total, float& total_max, float& total_sum, const float* acc, float max,
+                        float sum, int head_dim) {
+  const float m = total_max > max ? total_max : max;
+  alignas(64) float factor[kLanes] = {total_max - m, max - m};
+  exp2_approx(F32::load(factor)).store(factor);
+  const F32 a = F32::set1(factor[0]);
+  const F32 b = F32::set1(factor[1]);
+  for (int d = 0; d < head_dim; d += kLanes) {
+    F32::fma(F32::load(acc + d), b, F32::load(total + d) * a).store(total + d);
+  }
+  total_max = m;
+  total_sum = __builtin_fmaf(sum, factor[1], total_sum * factor[0]);
+}
+
+inline void write_output(const float* total, float sum, int head_dim, float* out) {
+  const F32 inverse = F32::set1(1.0f / sum);
+  for (int d = 0; d < head_dim; d += kLanes) (F32::load(total + d) * inverse).store(out + d);
+}
+
+template <class Cache>
+class Tile {
+ public:
+  using Element = typename Cache::Element;
+
+  Tile(const AttentionArgs& args, const AttentionTask& task, Worker& worker)
+      : args_(args), task_(task), context_(args, task),
+        memory_(*reinterpret_cast<TileMemory*>(worker.scratch)), head_dim_(args.kv.head_dim),
+        group_(args.num_heads / args.kv.num_kv_heads), num_rows_(task.query_count * group_),
+        num_register_tiles_((num_rows_ + kRegisterRows - 1) / kRegisterRows) {}
+
+  // `next` is what this thread reads afterwards, or null.
+  void run(const AttentionTask* next) {
+    load_queries();
+    const int begin = task_.split_begin * kSplitTokens;
+    const int end = min_int(context_.num_tokens, begin + task_.split_count * kSplitTokens);
+    Chunk chunk = context_.chunk(begin);
+    for (int token = begin; token < end; token += kChunkTokens) {
+      if (token % kSplitTokens == 0) start_split();
+      const Chunk following = next_chunk(token + kChunkTokens, end, next, chunk);
+      if (num_rows_ <= kMaxDirectRows) {
+        process<false>(token, chunk, following);
+      } else {
+        process<true>(token, chunk, following);
+      }
+      chunk = following;
+      const int after = token + kChunkTokens;
+      if (after % kSplitTokens == 0 || after >= end) finish_split(token / kSplitTokens);
+    }
+    if (task_.partial < 0) write_outputs(begin < end);
+  }
+
+ private:
+  int tile_begin(int tile) const { return tile * num_rows_ / num_register_tiles_; }
+
+  float* output(int row) const {
+    const int64_t token = task_.query_begin + row / group_;
+    const int64_t head = task_.kv_head * group_ + row % group_;
+    return args_.out + (token * args_.num_heads + head) * head_dim_;
+  }
+
+  int64_t value_offset() const {
+    return static_cast<int64_t>(head_dim_) / Cache::kStep * kVectorBytes;
+  }
+
+  void load_queries() {
+    constexpr float kLog2E = 1.44269504f;
+    const float scale = args_.scale * kLog2E;
+    const int first_visible = context_.num_tokens - task_.query_count + 1;
+    for (int r = 0; r < num_rows_; ++r) {
+      const float* q = args_.q + (output(r) - args_.out);
+      memory_.rows.visible[r] = first_visible + r / group_;
+      if constexpr (Cache::kStep == 1) {
+        scale_query(q, head_dim_, scale, memory_.query + r * head_dim_);
+      } else {
+        auto* out = reinterpret_cast<int16_t*>(memory_.query) + r * head_dim_;
+        memory_.rows.query_scale[r] = quantize_query(q, head_dim_, scale, out);
+      }
+    }
+  }
+
+  Chunk next_chunk(int token, int end, const AttentionTask* next, const Chunk& current) const {
+    if (token < end) return context_.chunk(token);
+    if (!next) return current;
+    return Context(args_, *next).chunk(next->split_begin * kSplitTokens);
+  }
+
+  void start_split() {
+    __builtin_memset(memory_.acc, 0, static_cast<size_t>(num_rows_) * head_dim_ * sizeof(float));
+    for (int r = 0; r < num_rows_; ++r) {
+      memory_.rows.max[r] = -kInfinity;
+      memory_.rows.sum[r] = 0.0f;
+    }
+  }
+
+  template <bool kIsWide>
+  void process(int token, const Chunk& chunk, const Chunk& next) {
+    Source keys, values;
+    ChunkScales scales;
+    const int64_t value_begin = value_offset();
+    for (int b = 0; b < kChunkBlocks; ++b) {
+      keys.block[b] = chunk.block[b];
+      keys.next[b] = next.block[b];
+      values.block[b] = chunk.block[b] + value_begin;
+      values.next[b] = next.block[b] + value_begin;
+      scales.key[b] = reinterpret_cast<const float*>(chunk.block[b] + 2 * value_begin);
+      scales.value[b] = scales.key[b] + kBlockSize;
+      if constexpr (Cache::kStep == 2) prefetch(next.block[b] + 2 * value_begin);
+      if constexpr (Cache::kStep == 2) prefetch(next.block[b] + 2 * value_begin + 64);
+    }
+    if constexpr (kIsWide) {
+      widen_keys(chunk);
+      keys.block[0] = memory_.key_panel;
+    }
+    for (int tile = 0; tile < num_register_tiles_; ++tile) {
+      if constexpr (kIsWide) prefetch_part(next, tile);
+      score<kIsWide>(token, tile, keys, scales);
+    }
+    if constexpr (kIsWide) {
+      widen_values(chunk);
+      values.block[0] = memory_.value_panel;
+    }
+    for (int tile = 0; tile < num_register_tiles_; ++tile) add_values<kIsWide>(token, tile, values);
+  }
+
+  void widen_keys(const Chunk& chunk) {
+    const int num_steps = head_dim_ / Cache::kStep;
+    for (int b = 0; b < chunk.num_blocks; ++b) {
+      const std::byte* from = chunk.block[b];
+      std::byte* to = memory_.key_panel + b * kWideVectorBytes;
+      for (int s = 0; s < num_steps; ++s) {
+        Cache::store_wide(Cache::load(from + s * kVectorBytes), to + s * kWideVectorBytes * kChunkBlocks);
+      }
+    }
+  }
+
+  void widen_values(const Chunk& chunk) {
+    const int num_vectors = head_dim_ / Cache::kStep;
+    for (int b = 0; b < chunk.num_blocks; ++b) {
+      const std::byte* from = chunk.block[b] + value_offset();
+      std::byte* to = memory_.value_panel + b * num_vectors * kWideVectorBytes;
+      for (int i = 0; i < num_vectors; ++i) {
+        Cache::store_wide(Cache::load(from + i * kVectorBytes), to + i * kWideVectorBytes);
+      }
+    }
+  }
+
+  // The share of the next chunk's cache lines that falls to one register tile.
+  void prefetch_part(const Chunk& next, int tile) const {
+    const int lines_per_block = static_cast<int>(2 * value_offset() / 64);
+    const int num_lines = lines_per_block * next.num_blocks;
+    const int end = num_lines * (tile + 1) / num_register_tiles_;
+    for (int i = num_lines * tile / num_register_tiles_; i < end; ++i) {
+      prefetch(next.block[i / lines_per_block] + i % lines_per_block * 64);
+    }
+  }
+
+  template <bool kIsWide>
+  void score(int token, int tile, const Source& keys, const ChunkScales& scales);
+
+  template <bool kIsWide>
+  void add_values(int token, int tile, const Source& values);
+
+  void finish_split(int split) {
+    RowState& rows = memory_.rows;
+    for (int r = 0; r < num_rows_; ++r) {
+      const float* acc = memory_.acc + r * head_dim_;
+      if (task_.partial >= 0) {
+        const int64_t row = task_.partial + int64_t{split - task_.split_begin} * num_rows_ + r;
+        float* partial = args_.partials + row * partial_stride(head_dim_);
+        __builtin_memcpy(partial, acc, head_dim_ * sizeof(float));
+        partial[head_dim_] = rows.max[r];
+        partial[head_dim_ + 1] = rows.sum[r];
+      } else if (split == 0) {
+        __builtin_memcpy(memory_.total + r * head_dim_, acc, head_dim_ * sizeof(float));
+        rows.total_max[r] = rows.max[r];
+        rows.total_sum[r] = rows.sum[r];
+      } else if (rows.visible[r] > split * kSplitTokens) {
+        merge_split(memory_.total + r * head_dim_, rows.total_max[r], rows.total_sum[r], acc,
+                    rows.max[r], rows.sum[r], head_dim_);
+      }
+    }
+  }
+
+  void write_outputs(bool has_keys) {
+    for (int r = 0; r < num_rows_; ++r) {
+      if (has_keys && memory_.rows.visible[r] > 0) {
+        write_output(memory_.total + r * head_dim_, memory_.rows.total_sum[r], head_dim_, output(r));
+      } else {
+        __builtin_memset(output(r), 0, head_dim_ * sizeof(float));
+      }
+    }
+  }
+
+  const AttentionArgs& args_;
+  const AttentionTask& task_;
+  const Context context_;
+  TileMemory& memory_;
+  const int head_dim_;
+  const int group_;
+  const int num_rows_;
+  const int num_register_tiles_;
+};
+
+// Calls f with the constant equal to n (1 .. kMax).
+template <int kMax, class F>
+inline void with_constant(int n, const F& f) {
+  if constexpr (kMax > 1) {
+    if (n < kMax) return with_constant<kMax - 1>(n, f);
+  }
+  f.template operator()<kMax>();
+}
+
+template <class Cache>
+template <bool kIsWide>
+void Tile<Cache>::score(int token, int tile, const Source& keys, const ChunkScales& scales) {
+  const int row = tile_begin(tile);
+  const int num_rows = tile_begin(tile + 1) - row;
+  // Later rows see more.
+  const int limit = visible_in_chunk(memory_.rows, row + num_rows - 1, token);
+  if (limit <= 0) return;
+  const int num_steps = head_dim_ / Cache::kStep;
+  const Element* q = reinterpret_cast<const Element*>(memory_.query) + int64_t{row} * num_steps;
+  float* scores = memory_.weights + row * kChunkTokens;
+  with_constant<kChunkBlocks>((limit + kBlockSize - 1) / kBlockSize, [&]<int kBlocks>() {
+    with_constant<kRegisterRows>(num_rows, [&]<int kRows>() {
+      score_blocks<Cache, kIsWide, kRows, kBlocks>(keys, num_steps, q, num_steps, scores);
+    });
+    softmax_rows<Cache, kBlocks>(memory_.rows, row, num_rows, token, scales, scores);
+  });
+}
+
+template <class Cache>
+template <bool kIsWide>
+void Tile<Cache>::add_values(int token, int tile, const Source& values) {
+  const int row = tile_begin(tile);
+  const int num_rows = tile_begin(tile + 1) - row;
+  const int limit = visible_in_chunk(memory_.rows, row + num_rows - 1, token);
+  if (limit <= 0) return;
+  const int common = max_int(0, visible_in_chunk(memory_.rows, row, token));
+  ValueArgs v{&values, memory_.weights + row * kChunkTokens, 0, common, head_dim_,
+              memory_.acc + row * head_dim_, memory_.rows.correction + row,
+              memory_.rows.weight_scale + row};
+  // Integer weights of unseen tokens are 0, which is exact whatever the cache holds there.
+  if constexpr (Cache::kStep == 2) v.last = (limit + 1) / 2;
+  with_constant<kRegisterRows>(num_rows, [&]<int kRows>() { value_rows<Cache, kIsWide, kRows>(v); });
+  if (Cache::kStep == 2 || common == limit) return;
+  // On the diagonal rows differ in their last tokens; an unseen value must not even meet a zero
+  // weight, as it could be infinite.
+  const float one = 1.0f;
+  v.first = common;
+  v.correction = &one;
+  for (int r = 0; r < num_rows; ++r) {
+    v.last = visible_in_chunk(memory_.rows, row + r, token);
+    v.weights = memory_.weights + (row + r) * kChunkTokens;
+    v.acc = memory_.acc + (row + r) * head_dim_;
+    if (v.last > common) value_rows<Cache, kIsWide, 1>(v);
+  }
+}
+
+// Merges the partial rows of one (sequence, head, queries).
+inline void merge_partials(const AttentionArgs& args, const AttentionTask& task, Worker& worker) {
+  const int head_dim = args.kv.head_dim;
+  const int group = args.num_heads / args.kv.num_kv_heads;
+  const int num_rows = task.query_count * group;
+  const int first_visible = Context(args, task).num_tokens - task.query_count + 1;
+  float* total = reinterpret_cast<TileMemory*>(worker.scratch)->total;
+  for (int r = 0; r < num_rows; ++r) {
+    const int visible = first_visible + r / group;
+    const int64_t head = task.kv_head * group + r % group;
+    float* out = args.out + ((task.query_begin + r / group) * int64_t{args.num_heads} + head) * head_dim;
+    if (visible <= 0) {
+      __builtin_memset(out, 0, head_dim * sizeof(float));
+      continue;
+    }
+    const float* first = args.partials + (task.partial + r) * partial_stride(head_dim);
+    float max = first[head_dim];
+    float sum = first[head_dim + 1];
+    __builtin_memcpy(total, first, head_dim * sizeof(float));
+    for (int split = 1; split * kSplitTokens < visible; ++split) {
+      const float* partial = first + split * num_rows * partial_stride(head_dim);
+      merge_split(total, max, sum, partial, partial[head_dim], partial[head_dim + 1], head_dim);
+    }
+    write_output(total, sum, head_dim, out);
+  }
+}
+
+template <class Cache>
+void run_attention(const AttentionArgs& args, Worker& worker) {
+  const AttentionSchedule& schedule = *args.schedule;
+  const int group = args.num_heads / args.kv.num_kv_heads;
+  int64_t index = next_task(worker);
+  while (index < schedule.num_tasks) {
+    const AttentionTask& task = schedule.tasks[index];
+    if (task.query_count * group <= kMaxDirectRows) {
+      // Claimed early, so that its first chunk is on its way when this task ends.
+      index = next_task(worker);
+      Tile<Cache>(args, task, worker).run(index < schedule.num_tasks ? &schedule.tasks[index] : nullptr);
+    } else {
+      Tile<Cache>(args, task, worker).run(nullptr);
+      index = next_task(worker);
+    }
+  }
+  if (schedule.num_merges == 0) return;
+  barrier(worker);
+  for (int64_t i = next_task(worker); i < schedule.num_merges; i = next_task(worker)) {
+    merge_partials(args, schedule.merges[i], worker);
+  }
+}
+
+}  // namespace
+}  // namespace caudal

@@ -1,0 +1,15 @@
+#include "../simd_avx2.h"
+#include "../attention_impl.h"
+#include "../isa_kernels.h"
+
+namespace caudal::avx2 {
+
+void attention(const AttentionArgs& args, Worker& worker) {
+  if (args.kv.is_int8) {
+    run_attention<Int8Cache>(args, worker);
+  } else {
+    run_attention<HalfCache>(args, worker);
+  }
+}
+
+}  // namespace caudal::avx2

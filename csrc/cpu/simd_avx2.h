@@ -1,0 +1,155 @@
+// Sixteen 32-bit lanes in two AVX2 registers; simd_avx512.h offers the same interface.
+//
+// Anonymous namespace: object files with different ISA flags must share no code (see numerics.h).
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace caudal {
+namespace {
+
+constexpr int kLanes = 16;
+
+// Vectors per row of a register tile of `rows` rows (at most 6), so that the sums stay in registers.
+constexpr int tile_width(int rows) { return rows <= 3 ? 2 : 1; }
+
+struct F32 {
+  __m256 lo, hi;
+
+  static F32 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+  static F32 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+  static F32 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+  static F32 load_half(const std::byte* p) {
+    const auto* halves = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+  }
+  void store(float* p) const {
+    _mm256_storeu_ps(p, lo);
+    _mm256_storeu_ps(p + 8, hi);
+  }
+  void store_half(uint16_t* p) const {
+    constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(lo, kMode));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(hi, kMode));
+  }
+
+  static F32 fma(F32 a, F32 b, F32 c) {
+    return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+  }
+  // As minps and maxps: the second operand if either is NaN.
+  static F32 min(F32 a, F32 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+  static F32 max(F32 a, F32 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+  // Larger bit pattern: on non-negative numbers the maximum, with NaN above all.
+  static F32 max_bits(F32 a, F32 b) {
+    return {max_bits(a.lo, b.lo), max_bits(a.hi, b.hi)};
+  }
+  static F32 abs(F32 a) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
+  }
+  // x where not (a < b), else 0.
+  static F32 zero_if_less(F32 a, F32 b, F32 x) {
+    return {_mm256_and_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_NLT_UQ), x.lo),
+            _mm256_and_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_NLT_UQ), x.hi)};
+  }
+  // p * 2^n, where the low bits of `shifted` hold the integer n.
+  static F32 add_exponent(F32 p, F32 shifted) {
+    return {add_exponent(p.lo, shifted.lo), add_exponent(p.hi, shifted.hi)};
+  }
+  // Lanes below `count` of x, `other` above; count 0 .. 16.
+  static F32 keep_first(F32 x, int count, F32 other) {
+    const __m256i n = _mm256_set1_epi32(count);
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i keep_lo = _mm256_cmpgt_epi32(n, lane);
+    const __m256i keep_hi = _mm256_cmpgt_epi32(n, _mm256_add_epi32(lane, _mm256_set1_epi32(8)));
+    return {_mm256_blendv_ps(other.lo, x.lo, _mm256_castsi256_ps(keep_lo)),
+            _mm256_blendv_ps(other.hi, x.hi, _mm256_castsi256_ps(keep_hi))};
+  }
+  float max_lane() const {
+    const __m256 half = _mm256_max_ps(lo, hi);
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+  }
+  float max_lane_bits() const {
+    const __m256i half = _mm256_max_epu32(_mm256_castps_si256(lo), _mm256_castps_si256(hi));
+    __m128i x = _mm_max_epu32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    x = _mm_max_epu32(x, _mm_shuffle_epi32(x, 0x4e));
+    x = _mm_max_epu32(x, _mm_shuffle_epi32(x, 0xb1));
+    return _mm_cvtss_f32(_mm_castsi128_ps(x));
+  }
+  // Lane i += lane i + 8, i + 4, i + 2, i + 1.
+  float sum_lanes() const {
+    const __m256 half = _mm256_add_ps(lo, hi);
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+  }
+
+  friend F32 operator+(F32 a, F32 b) {
+    return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
+  }
+  friend F32 operator-(F32 a, F32 b) {
+    return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
+  }
+  friend F32 operator*(F32 a, F32 b) {
+    return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
+  }
+  friend F32 operator/(F32 a, F32 b) {
+    return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)};
+  }
+
+ private:
+  static __m256 max_bits(__m256 a, __m256 b) {
+    return _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+  }
+  static __m256 add_exponent(__m256 p, __m256 shifted) {
+    const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), n));
+  }
+};
+
+// 16 int32, or 16 pairs of int16.
+struct I32 {
+  __m256i lo, hi;
+
+  static I32 zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  static I32 set1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+  static I32 load(const int32_t* p) {
+    const auto* q = reinterpret_cast<const __m256i*>(p);
+    return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+  }
+  // 32 int8 widened to int16.
+  static I32 load_pairs(const std::byte* p) {
+    const auto* bytes = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtepi8_epi16(_mm_loadu_si128(bytes)),
+            _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes + 1))};
+  }
+  void store(int32_t* p) const {
+    auto* q = reinterpret_cast<__m256i*>(p);
+    _mm256_storeu_si256(q, lo);
+    _mm256_storeu_si256(q + 1, hi);
+  }
+  // acc + the two products of each lane's int16 pairs.
+  static I32 dot(I32 a, I32 b, I32 acc) {
+    return {_mm256_add_epi32(acc.lo, _mm256_madd_epi16(a.lo, b.lo)),
+            _mm256_add_epi32(acc.hi, _mm256_madd_epi16(a.hi, b.hi))};
+  }
+  F32 to_float() const { return {_mm256_cvtepi32_ps(lo), _mm256_cvtepi32_ps(hi)}; }
+};
+
+// Rounds to nearest even and saturates to int16; NaN gives -32768.
+inline void store_int16(F32 x, int16_t* p) {
+  const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(x.lo), _mm256_cvtps_epi32(x.hi));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+
+inline void prefetch(const std::byte* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+}
+
+}  // namespace
+}  // namespace caudal

@@ -1,0 +1,105 @@
+// Sixteen 32-bit lanes in one AVX-512 register; simd_avx2.h offers the same interface.
+//
+// Anonymous namespace: object files with different ISA flags must share no code (see numerics.h).
+#pragma once
+
+// GCC takes the undefined operand of its own unmasked AVX-512 intrinsics for an error of ours.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace caudal {
+namespace {
+
+constexpr int kLanes = 16;
+
+// Vectors per row of a register tile of `rows` rows (at most 6), so that the sums stay in registers.
+constexpr int tile_width(int) { return 4; }
+
+struct F32 {
+  __m512 v;
+
+  static F32 zero() { return {_mm512_setzero_ps()}; }
+  static F32 set1(float x) { return {_mm512_set1_ps(x)}; }
+  static F32 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+  static F32 load_half(const std::byte* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+  }
+  void store(float* p) const { _mm512_storeu_ps(p, v); }
+  void store_half(uint16_t* p) const {
+    const __m256i h = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), h);
+  }
+
+  static F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+  // As minps and maxps: the second operand if either is NaN.
+  static F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
+  static F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
+  // Larger bit pattern: on non-negative numbers the maximum, with NaN above all.
+  static F32 max_bits(F32 a, F32 b) {
+    return {_mm512_castsi512_ps(
+        _mm512_max_epu32(_mm512_castps_si512(a.v), _mm512_castps_si512(b.v)))};
+  }
+  static F32 abs(F32 a) { return {_mm512_abs_ps(a.v)}; }
+  // x where not (a < b), else 0.
+  static F32 zero_if_less(F32 a, F32 b, F32 x) {
+    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_NLT_UQ), x.v)};
+  }
+  // p * 2^n, where the low bits of `shifted` hold the integer n.
+  static F32 add_exponent(F32 p, F32 shifted) {
+    const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
+    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p.v), n))};
+  }
+  // Lanes below `count` of x, `other` above; count 0 .. 16.
+  static F32 keep_first(F32 x, int count, F32 other) {
+    return {_mm512_mask_mov_ps(other.v, static_cast<__mmask16>((1u << count) - 1), x.v)};
+  }
+  float max_lane() const { return _mm512_reduce_max_ps(v); }
+  float max_lane_bits() const {
+    return __builtin_bit_cast(float, _mm512_reduce_max_epu32(_mm512_castps_si512(v)));
+  }
+  // Lane i += lane i + 8, i + 4, i + 2, i + 1.
+  float sum_lanes() const {
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+  }
+
+  friend F32 operator+(F32 a, F32 b) { return {_mm512_add_ps(a.v, b.v)}; }
+  friend F32 operator-(F32 a, F32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+  friend F32 operator*(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+  friend F32 operator/(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
+};
+
+// 16 int32, or 16 pairs of int16.
+struct I32 {
+  __m512i v;
+
+  static I32 zero() { return {_mm512_setzero_si512()}; }
+  static I32 set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
+  static I32 load(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+  // 32 int8 widened to int16.
+  static I32 load_pairs(const std::byte* p) {
+    return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+  }
+  void store(int32_t* p) const { _mm512_storeu_si512(p, v); }
+  // acc + the two products of each lane's int16 pairs.
+  static I32 dot(I32 a, I32 b, I32 acc) { return {_mm512_dpwssd_epi32(acc.v, a.v, b.v)}; }
+  F32 to_float() const { return {_mm512_cvtepi32_ps(v)}; }
+};
+
+// Rounds to nearest even and saturates to int16; NaN gives -32768.
+inline void store_int16(F32 x, int16_t* p) {
+  const __m256i packed = _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x.v));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), packed);
+}
+
+inline void prefetch(const std::byte* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+}
+
+}  // namespace
+}  // namespace caudal
