@@ -2,7 +2,7 @@
 //
 // Included by object files with different ISA flags: functions are in an anonymous namespace (see
 // numerics.h) and the structs have no member functions.
-// A panel holds the activations of one tile of at most 16 tokens, block of 32 values by block, in
+// A panel holds the activations of one tile of up to 16 tokens, block of 32 values by block, in
 // the order in which an ISA's kernel reads them. The bytes per token and block are the same for all
 // ISAs, so the owner of LinearArgs::panels need not know which one runs.
 #pragma once
@@ -70,9 +70,10 @@ inline std::byte* tile_panel(const PanelSet& set, int format, int64_t tile) {
 }
 
 // Lays out the panels of all formats in use from `memory` on; returns the bytes they take.
-inline int64_t place_panels(const LinearArgs& args, std::byte* memory, PanelSet& set) {
+inline int64_t place_panels(const LinearArgs& args, int tile_tokens, std::byte* memory,
+                            PanelSet& set) {
   set.num_blocks = args.segments[0].cols / kBlockCols;
-  set.tiling = {args.num_tokens, static_cast<int>(ceil_div(args.num_tokens, kMaxTileTokens))};
+  set.tiling = {args.num_tokens, static_cast<int>(ceil_div(args.num_tokens, tile_tokens))};
   for (int f = 0; f < kNumFormats; ++f) set.base[f] = nullptr;
   int64_t used = 0;
   for (int s = 0; s < args.num_segments; ++s) {
@@ -156,7 +157,8 @@ void run_tiles(const LinearArgs& args, const PanelSet& panels, Worker& worker) {
   }
 }
 
-// Isa: static void quantize(const LinearArgs&, const PanelSet&, int64_t token, int64_t count);
+// Isa: static constexpr int kTileTokens: at most kMaxTileTokens;
+//      static void quantize(const LinearArgs&, const PanelSet&, int64_t token, int64_t count);
 //      static void run_tile(WeightFormat, const TileArgs&);
 template <class Isa>
 void run_linear(const LinearArgs& args, Worker& worker) {
@@ -167,14 +169,14 @@ void run_linear(const LinearArgs& args, Worker& worker) {
   const int64_t values = args.num_tokens * args.segments[0].cols;
   if (args.num_tokens <= 0) return;
   if (worker.count == 1 || values <= kPrivateValues) {
-    const int64_t bytes = place_panels(args, worker.scratch, panels);
+    const int64_t bytes = place_panels(args, Isa::kTileTokens, worker.scratch, panels);
     if (bytes <= static_cast<int64_t>(worker.scratch_bytes)) {
       Isa::quantize(args, panels, 0, args.num_tokens);
       run_tiles<Isa>(args, panels, worker);
       return;
     }
   }
-  place_panels(args, args.panels, panels);
+  place_panels(args, Isa::kTileTokens, args.panels, panels);
   const int64_t step = args.num_tokens >= kTokensPerTask * worker.count ? kTokensPerTask : 1;
   const int64_t num_tasks = ceil_div(args.num_tokens, step);
   for (int64_t task = next_task(worker); task < num_tasks; task = next_task(worker)) {

@@ -6,6 +6,8 @@ namespace caudal::avx512vnni {
 namespace {
 
 struct Isa {
+  static constexpr int kTileTokens = 16;
+
   static void quantize(const LinearArgs& args, const PanelSet& panels, int64_t token,
                        int64_t count) {
     quantize_tokens(args, panels, token, count);
