@@ -62,7 +62,8 @@ void bind_runtime(nb::module_& m) {
       .def(nb::init<const std::string&, int>(), nb::arg("isa"), nb::arg("num_threads"))
       .def_prop_ro("isa", [](const Runtime& r) { return r.table->name; })
       .def_ro("num_threads", &Runtime::num_threads)
-      .def("pack_linear", pack, nb::arg("parts"), nb::arg("bias") = nb::none());
+      .def("pack_linear", pack, nb::arg("parts"), nb::arg("bias") = nb::none())
+      .def("sample", sample, nb::arg("logits"), nb::arg("params"));
 }
 
 }  // namespace caudal
@@ -70,6 +71,7 @@ void bind_runtime(nb::module_& m) {
 NB_MODULE(_native, m) {
   using namespace caudal;
   bind_runtime(m);
+  bind_plan(m);
   nb::module_ testing = m.def_submodule("testing");
   bind_testing(testing);
   // Join the threads while the interpreter is still whole.

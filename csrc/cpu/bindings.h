@@ -3,7 +3,9 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -50,7 +52,27 @@ auto* data_or_null(const std::optional<A>& array) {
   return array ? array->data() : nullptr;
 }
 
+// The array that attribute `name` of a dataclass holds. Throws TypeError for another type or layout.
+template <class A>
+A field(nb::handle object, const char* name) {
+  A array;
+  if (!nb::try_cast<A>(nb::getattr(object, name), array, false)) {
+    throw nb::type_error((std::string(name) + ": wrong dtype, dimensions or layout").c_str());
+  }
+  return array;
+}
+
+// A Batch that points into the arrays of a BatchArrays, which must outlive it. Checks that sizes
+// agree, not what the arrays say.
+Batch batch_from(nb::handle arrays);
+
+// Chosen tokens of each row: the fields of SamplingResult in order.
+using SampleResult = std::tuple<NumpyArray<int32_t>, NumpyArray<float>, NumpyArray<int32_t>,
+                                NumpyArray<int32_t>, NumpyArray<float>>;
+SampleResult sample(const Runtime& runtime, MutableArray<float, 2> logits, nb::handle params);
+
 void bind_runtime(nb::module_& m);
+void bind_plan(nb::module_& m);
 void bind_testing(nb::module_& m);
 
 }  // namespace caudal

@@ -1,5 +1,7 @@
 // Entry points that call one instruction set's kernel directly.
+#include "attention_schedule.h"
 #include "bindings.h"
+#include "kv_cache.h"
 
 namespace caudal {
 namespace {
@@ -100,6 +102,92 @@ NumpyArray<float> embed(const std::string& isa, I32Vector input_ids, const Linea
   return out;
 }
 
+NumpyArray<float> rope_table(const std::string& isa, I32Vector positions, F32Vector inv_freq,
+                             float attention_factor, int num_threads) {
+  const Runtime runtime(isa, num_threads);
+  auto out = new_array<float>({positions.size(), 2, inv_freq.size()});
+  Batch batch{};
+  batch.num_tokens = static_cast<int>(positions.size());
+  batch.positions = positions.data();
+  const RopeTableArgs args{.batch = &batch,
+                           .inv_freq = inv_freq.data(),
+                           .rope_dim = static_cast<int>(inv_freq.size()) * 2,
+                           .attention_factor = attention_factor,
+                           .cos_sin = out.data()};
+  const nb::gil_scoped_release release;
+  run_kernel(runtime.table->rope_table, args, num_threads);
+  return out;
+}
+
+NumpyArray<float> rope_and_cache(const std::string& isa, F32Matrix qkv, nb::handle batch_arrays,
+                                 Array<float, 3> cos_sin, KVCache& cache, int layer,
+                                 bool is_interleaved, std::optional<F32Vector> q_norm,
+                                 std::optional<F32Vector> k_norm, float eps, int num_threads) {
+  const Runtime runtime(isa, num_threads);
+  const Batch batch = batch_from(batch_arrays);
+  const KVCacheShape& kv = cache.shape();
+  const auto tokens = static_cast<size_t>(batch.num_tokens);
+  const auto num_heads = static_cast<int>(qkv.shape(1)) / kv.head_dim - 2 * kv.num_kv_heads;
+  require(num_heads > 0 && qkv.shape(1) % static_cast<size_t>(kv.head_dim) == 0,
+          "qkv: not whole heads");
+  require(qkv.shape(0) == tokens && cos_sin.shape(0) == tokens && cos_sin.shape(1) == 2 &&
+              cos_sin.shape(2) * 2 <= static_cast<size_t>(kv.head_dim),
+          "qkv and cos_sin: wrong shape");
+  require(layer >= 0 && layer < kv.num_layers, "layer: outside the KV cache");
+  auto out = new_array<float>({tokens, static_cast<size_t>(num_heads * kv.head_dim)});
+  const RopeCacheArgs args{.batch = &batch,
+                           .kv = cache.layer(layer),
+                           .qkv = qkv.data(),
+                           .qkv_stride = static_cast<int64_t>(qkv.shape(1)),
+                           .q_out = out.data(),
+                           .num_heads = num_heads,
+                           .rope_dim = static_cast<int>(cos_sin.shape(2)) * 2,
+                           .interleaved = is_interleaved,
+                           .cos_sin = cos_sin.data(),
+                           .q_norm = data_or_null(q_norm),
+                           .k_norm = data_or_null(k_norm),
+                           .eps = eps};
+  const nb::gil_scoped_release release;
+  run_kernel(runtime.table->rope_and_cache, args, num_threads);
+  return out;
+}
+
+NumpyArray<float> attention(const std::string& isa, F32Matrix q, nb::handle batch_arrays,
+                            KVCache& cache, int layer, float scale, int num_threads) {
+  const Runtime runtime(isa, num_threads);
+  const Batch batch = batch_from(batch_arrays);
+  const KVCacheShape& kv = cache.shape();
+  const auto num_heads = static_cast<int>(q.shape(1)) / kv.head_dim;
+  require(num_heads > 0 && num_heads % kv.num_kv_heads == 0 &&
+              q.shape(1) % static_cast<size_t>(kv.head_dim) == 0 &&
+              q.shape(0) == static_cast<size_t>(batch.num_tokens),
+          "q: wrong shape");
+  require(layer >= 0 && layer < kv.num_layers, "layer: outside the KV cache");
+  auto out = new_array<float>({q.shape(0), q.shape(1)});
+  AttentionBuffers buffers;
+  buffers.max_partials = max_partial_rows(num_heads, kv.num_blocks * kBlockSize);
+  const PageMemory partials(
+      static_cast<size_t>(buffers.max_partials * partial_stride(kv.head_dim)) * sizeof(float), false);
+  const AttentionSchedule schedule =
+      make_attention_schedule(batch, num_heads, kv.num_kv_heads, num_threads, buffers);
+  const AttentionArgs args{.batch = &batch,
+                           .schedule = &schedule,
+                           .kv = cache.layer(layer),
+                           .q = q.data(),
+                           .out = out.data(),
+                           .num_heads = num_heads,
+                           .scale = scale,
+                           .partials = reinterpret_cast<float*>(partials.data())};
+  const nb::gil_scoped_release release;
+  run_kernel(runtime.table->attention, args, num_threads);
+  return out;
+}
+
+SampleResult sample_with(const std::string& isa, MutableArray<float, 2> logits, nb::handle params,
+                         int num_threads) {
+  return sample(Runtime(isa, num_threads), logits, params);
+}
+
 }  // namespace
 
 void bind_testing(nb::module_& m) {
@@ -109,6 +197,15 @@ void bind_testing(nb::module_& m) {
   m.def("rms_norm", rms_norm, "isa"_a, "x"_a, "weight"_a, "eps"_a, "num_threads"_a = 1);
   m.def("silu_mul", silu_mul, "isa"_a, "gate_up"_a, "num_threads"_a = 1);
   m.def("embed", embed, "isa"_a, "input_ids"_a, "table"_a, "num_threads"_a = 1);
+  m.def("rope_table", rope_table, "isa"_a, "positions"_a, "inv_freq"_a, "attention_factor"_a = 1.0f,
+        "num_threads"_a = 1);
+  m.def("rope_and_cache", rope_and_cache, "isa"_a, "qkv"_a, "batch"_a, "cos_sin"_a, "cache"_a,
+        "layer"_a = 0, "is_interleaved"_a = false, "q_norm"_a = nb::none(), "k_norm"_a = nb::none(),
+        "eps"_a = 0.0f, "num_threads"_a = 1);
+  m.def("attention", attention, "isa"_a, "q"_a, "batch"_a, "cache"_a, "layer"_a = 0, "scale"_a = 1.0f,
+        "num_threads"_a = 1);
+  m.def("sample", sample_with, "isa"_a, "logits"_a, "params"_a, "num_threads"_a = 1);
+  m.def("num_pool_threads", num_pool_threads);
 }
 
 }  // namespace caudal

@@ -44,6 +44,7 @@ struct Batch {
   const int32_t* seq_lens;
   const int32_t* block_tables;  // [num_seqs, block_table_stride]
   int64_t block_table_stride;
+  int64_t block_table_cols;  // readable entries of a row
   const int32_t* logits_indices;
 };
 

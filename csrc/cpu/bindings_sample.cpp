@@ -1,0 +1,105 @@
+// Checks the sampling arrays and calls the sampling kernel.
+#include "bindings.h"
+
+namespace caudal {
+namespace {
+
+void require_field(bool condition, const char* name, const char* what) {
+  if (!condition) throw std::invalid_argument(std::string(name) + ": " + what);
+}
+
+template <class T>
+const T* row_values(nb::handle params, const char* name, size_t num_rows) {
+  const auto array = field<Array<T, 1>>(params, name);
+  require_field(array.size() == num_rows, name, "one value per row of logits is needed");
+  return array.data();
+}
+
+// indptr [rows + 1] must start at 0 and not decrease; returns the number of entries.
+const int32_t* row_starts(nb::handle params, const char* name, size_t num_rows) {
+  const auto array = field<I32Vector>(params, name);
+  require_field(array.size() == num_rows + 1, name, "rows + 1 values are needed");
+  const int32_t* starts = array.data();
+  require_field(starts[0] == 0, name, "must start at 0");
+  for (size_t i = 0; i < num_rows; ++i) {
+    require_field(starts[i] <= starts[i + 1], name, "must not decrease");
+  }
+  return starts;
+}
+
+const int32_t* token_ids(nb::handle params, const char* name, int32_t size, int64_t vocab) {
+  const auto array = field<I32Vector>(params, name);
+  require_field(array.size() == static_cast<size_t>(size), name, "differs in size from its indptr");
+  for (size_t i = 0; i < array.size(); ++i) {
+    require_field(array.data()[i] >= 0 && array.data()[i] < vocab, name, "outside the vocabulary");
+  }
+  return array.data();
+}
+
+template <class T>
+const T* entries(nb::handle params, const char* name, int32_t size) {
+  const auto array = field<Array<T, 1>>(params, name);
+  require_field(array.size() == static_cast<size_t>(size), name, "differs in size from its indptr");
+  return array.data();
+}
+
+void set_sparse_lists(nb::handle params, size_t rows, SampleArgs& args) {
+  args.bias_indptr = row_starts(params, "bias_indptr", rows);
+  args.bias_ids = token_ids(params, "bias_ids", args.bias_indptr[rows], args.vocab);
+  args.bias_values = entries<float>(params, "bias_values", args.bias_indptr[rows]);
+  args.history_indptr = row_starts(params, "history_indptr", rows);
+  args.history_ids = token_ids(params, "history_ids", args.history_indptr[rows], args.vocab);
+  args.history_counts = entries<int32_t>(params, "history_counts", args.history_indptr[rows]);
+}
+
+void set_row_values(nb::handle params, size_t rows, SampleArgs& args) {
+  args.temperature = row_values<float>(params, "temperature", rows);
+  args.top_k = row_values<int32_t>(params, "top_k", rows);
+  args.top_p = row_values<float>(params, "top_p", rows);
+  args.min_p = row_values<float>(params, "min_p", rows);
+  args.presence_penalty = row_values<float>(params, "presence_penalty", rows);
+  args.frequency_penalty = row_values<float>(params, "frequency_penalty", rows);
+  args.repetition_penalty = row_values<float>(params, "repetition_penalty", rows);
+  args.seed = row_values<uint64_t>(params, "seed", rows);
+  args.position = row_values<int64_t>(params, "position", rows);
+  args.num_logprobs = row_values<int32_t>(params, "num_logprobs", rows);
+  args.target_ids = row_values<int32_t>(params, "target_ids", rows);
+  args.max_logprobs = 0;
+  for (size_t i = 0; i < rows; ++i) {
+    require_field(args.target_ids[i] < args.vocab, "target_ids", "outside the vocabulary");
+    require_field(args.num_logprobs[i] <= args.vocab, "num_logprobs", "above the vocabulary's size");
+    args.max_logprobs = std::max(args.max_logprobs, args.num_logprobs[i]);
+  }
+}
+
+}  // namespace
+
+SampleResult sample(const Runtime& runtime, MutableArray<float, 2> logits, nb::handle params) {
+  const size_t rows = logits.shape(0);
+  require(logits.shape(1) > 0 && logits.shape(1) < (size_t{1} << 31), "logits: bad vocabulary size");
+  SampleArgs args{};
+  args.logits = logits.data();
+  args.logits_stride = static_cast<int64_t>(logits.shape(1));
+  args.num_rows = static_cast<int>(rows);
+  args.vocab = static_cast<int>(logits.shape(1));
+  set_row_values(params, rows, args);
+  set_sparse_lists(params, rows, args);
+  const auto max_k = static_cast<size_t>(args.max_logprobs);
+  auto ids = new_array<int32_t>({rows});
+  auto logprobs = new_array<float>({rows});
+  auto ranks = new_array<int32_t>({rows});
+  auto top_ids = new_array<int32_t>({rows, max_k});
+  auto top_logprobs = new_array<float>({rows, max_k});
+  args.token_ids = ids.data();
+  args.logprobs = logprobs.data();
+  args.ranks = ranks.data();
+  args.top_ids = top_ids.data();
+  args.top_logprobs = top_logprobs.data();
+  if (rows > 0) {
+    const nb::gil_scoped_release release;
+    run_kernel(runtime.table->sample, args, runtime.num_threads);
+  }
+  return {ids, logprobs, ranks, top_ids, top_logprobs};
+}
+
+}  // namespace caudal

@@ -1,0 +1,37 @@
+// The paged KV cache of all layers.
+#pragma once
+
+#include "kernels.h"
+#include "memory.h"
+
+namespace caudal {
+
+struct KVCacheShape {
+  int num_layers;
+  int64_t num_blocks;
+  int num_kv_heads;
+  int head_dim;
+  bool is_int8;
+};
+
+// Owns one zeroed mapping [num_blocks][num_layers][num_kv_heads][head bytes] (KVLayer in kernels.h
+// has the inside of a head). A block is contiguous over all layers: it is exported with one copy,
+// and blocks that were never used cost no memory.
+class KVCache {
+ public:
+  // Throws std::invalid_argument for a shape that the kernels cannot address.
+  explicit KVCache(const KVCacheShape& shape);
+
+  const KVCacheShape& shape() const { return shape_; }
+  int64_t block_bytes() const { return block_bytes_; }
+  std::byte* block(int64_t id) const { return memory_.data() + id * block_bytes_; }
+  KVLayer layer(int index) const;
+
+ private:
+  KVCacheShape shape_;
+  int64_t head_bytes_;
+  int64_t block_bytes_;
+  PageMemory memory_;
+};
+
+}  // namespace caudal
