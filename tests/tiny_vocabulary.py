@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -38,7 +39,8 @@ def byte_characters() -> list[str]:
     return table
 
 
-def learn_merges(space: str, count: int) -> list[tuple[str, str]]:
+@lru_cache
+def learn_merges(space: str, count: int) -> tuple[tuple[str, str], ...]:
     """The first `count` BPE merges of a fixed English text, words prefixed by `space`."""
     words = [list(space + word) for word in _TEXT.split()]
     merges: list[tuple[str, str]] = []
@@ -53,7 +55,7 @@ def learn_merges(space: str, count: int) -> list[tuple[str, str]]:
                 if (word[index], word[index + 1]) == best:
                     word[index : index + 2] = ["".join(best)]
                 index += 1
-    return merges
+    return tuple(merges)
 
 
 def bpe_metadata(pre: str, num_merges: int = 100) -> dict[str, Any]:

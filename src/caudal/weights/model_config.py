@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NoReturn
 
 import numpy as np
@@ -21,6 +20,8 @@ _MAX_HEADS = 1024
 _MAX_HEAD_DIM = 1024
 _MAX_SIZE = 1 << 20
 _MAX_CONTEXT = 1 << 26
+_MAX_RATIO = 1e6
+_TINY = 1e-12
 _SCALING_KINDS = ("none", "linear", "yarn")
 _COLUMN_MULTIPLE = 32
 """Kernels quantise activations in groups of 32."""
@@ -84,8 +85,8 @@ class _Reader:
             head_dim=head_dim,
             vocab_size=self._vocab_size(),
             context_length=context_length,
-            rms_norm_eps=self._float("attention.layer_norm_rms_epsilon", 0.0, 1.0),
-            rope_theta=self._float("rope.freq_base", 1.0, 1e12, default=10_000.0),
+            rms_norm_eps=self._float("attention.layer_norm_rms_epsilon", _TINY, 1.0),
+            rope_theta=self._float("rope.freq_base", 2.0, 1e12, default=10_000.0),
             rope_dim=rope_dim,
             rope_interleaved=self._prefix == "llama",
             rope_scaling=self._rope_scaling(context_length),
@@ -134,19 +135,19 @@ class _Reader:
 
     def _rope_scaling(self, context_length: int) -> RopeScaling:
         key = "rope.scaling.type"
-        kind = self._gguf.get_str(self._key(key), "none")
+        factor = self._float("rope.scaling.factor", 0.0, _MAX_RATIO, default=0.0)
+        # As in llama.cpp: a factor without a type is linear scaling, a factor of 0 is none.
+        kind = self._gguf.get_str(self._key(key), "linear")
         if kind not in _SCALING_KINDS:
             raise UnsupportedModelError(
                 f"{self._gguf.path.name}: '{self._key(key)}' {quoted(kind)} is not supported; "
                 f"known: {', '.join(_SCALING_KINDS)}, and Llama 3's '{ROPE_FACTORS}'"
             )
-        has_factors = ROPE_FACTORS in self._gguf.tensors
-        if kind == "none":
-            return RopeScaling(kind="llama3" if has_factors else "none")
-        factor = self._float("rope.scaling.factor", 0.0, 1e6, default=1.0)
-        if kind == "linear":
+        if kind != "none" and factor > 0:
+            if kind == "yarn":
+                return self._yarn(factor, context_length)
             return RopeScaling(kind=kind, factor=factor)
-        return self._yarn(factor, context_length)
+        return RopeScaling(kind="llama3" if ROPE_FACTORS in self._gguf.tensors else "none")
 
     def _yarn(self, factor: float, context_length: int) -> RopeScaling:
         plain = RopeScaling()
@@ -157,10 +158,14 @@ class _Reader:
                 "rope.scaling.original_context_length", 1, _MAX_CONTEXT, default=context_length
             ),
             attention_factor=self._float(
-                "rope.scaling.attn_factor", 0.0, 1e6, default=plain.attention_factor
+                "rope.scaling.attn_factor", _TINY, _MAX_RATIO, default=plain.attention_factor
             ),
-            beta_fast=self._float("rope.scaling.yarn_beta_fast", 0.0, 1e6, default=plain.beta_fast),
-            beta_slow=self._float("rope.scaling.yarn_beta_slow", 0.0, 1e6, default=plain.beta_slow),
+            beta_fast=self._float(
+                "rope.scaling.yarn_beta_fast", _TINY, _MAX_RATIO, default=plain.beta_fast
+            ),
+            beta_slow=self._float(
+                "rope.scaling.yarn_beta_slow", _TINY, _MAX_RATIO, default=plain.beta_slow
+            ),
             ext_factor=self._float(
                 "rope.scaling.yarn_ext_factor", 0.0, 1.0, default=plain.ext_factor
             ),
@@ -202,14 +207,12 @@ class _Reader:
             )
         return int(values[0])
 
-    def _float(
-        self, name: str, above: float, high: float, *, default: float | None = None
-    ) -> float:
+    def _float(self, name: str, low: float, high: float, *, default: float | None = None) -> float:
         if default is not None and not self._has(name):
             return default
         value = self._gguf.get_float(self._key(name))
-        if not (math.isfinite(value) and above < value <= high):
-            self._fail(name, f"must be above {above:g} and at most {high:g}, got {value}")
+        if not low <= value <= high:  # false for NaN too
+            self._fail(name, f"must be {low:g} to {high:g}, got {value}")
         return value
 
     def _fail(self, name: str, message: str) -> NoReturn:
