@@ -55,7 +55,7 @@ clean:
 
 $(STAMPS)/venv:
 	@echo "== virtual environment"
-	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed (PYTHON=...)" if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) tools/check_python.py
 	@$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
