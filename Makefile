@@ -20,9 +20,6 @@ NATIVE := $(shell find csrc -type f) CMakeLists.txt
 .DELETE_ON_ERROR:
 
 serve: $(STAMPS)/runtime $(STAMPS)/native model
-	@printf '\nOnce the server is ready, try in another terminal:\n\n'
-	@printf "  curl http://127.0.0.1:$(PORT)/v1/chat/completions -H 'Content-Type: application/json' \\\\\n"
-	@printf "    -d '{\"model\": \"$(MODEL)\", \"messages\": [{\"role\": \"user\", \"content\": \"What is a caudal fin?\"}]}'\n\n"
 	@exec $(BIN)/caudal serve $(MODEL) --port $(PORT) $(ARGS)
 
 test: $(STAMPS)/runtime $(STAMPS)/test $(STAMPS)/native model lint

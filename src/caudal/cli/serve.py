@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -99,6 +100,7 @@ MODEL = Positional("model", DEFAULT_MODEL, "A known name, a hub id, or the path 
 def serve(model: str, values: dict[type, dict[str, Any]]) -> None:
     """Serve MODEL to many users at once over the OpenAI API."""
     server, scheduler = build_server_config(model, values), build_scheduler_config(values)
+    configure_logging(ServeOptions(**values[ServeOptions]).log_level)
 
     from caudal.weights.download import resolve_model
 
@@ -112,6 +114,13 @@ def serve(model: str, values: dict[type, dict[str, Any]]) -> None:
     from caudal.server.run import run_server
 
     run_server(engine, server)
+
+
+def configure_logging(level: str) -> None:
+    """Messages of `level` and above on standard error; the engine process follows."""
+    logging.basicConfig(level=level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    # What uvicorn says at info (process started, application ready) the server says itself.
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
 def build_scheduler_config(values: dict[type, dict[str, Any]]) -> SchedulerConfig:

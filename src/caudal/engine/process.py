@@ -159,8 +159,8 @@ def main() -> int:
     """Read the LaunchConfig from standard input and serve."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the server decides when the engine ends
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     launch = decode_launch(sys.stdin.buffer.read())
+    logging.basicConfig(level=launch.log_level, format="%(levelname)s %(name)s: %(message)s")
     return EngineProcess(launch.request_endpoint, launch.output_endpoint).run(launch.engine)
 
 

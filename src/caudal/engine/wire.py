@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ class LaunchConfig:
     """ZMQ address from which the engine pulls ToEngine messages."""
     output_endpoint: str
     """ZMQ address to which it pushes FromEngine messages."""
+    log_level: int = logging.INFO
+    """Least severe messages that the engine prints on its standard error."""
 
 
 def encode_launch(launch: LaunchConfig) -> bytes:

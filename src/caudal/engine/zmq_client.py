@@ -148,7 +148,8 @@ class ZmqEngineClient:
             socket.setsockopt(zmq.LINGER, 0)
             socket.bind(endpoint)
         self._sockets = sender, receiver
-        launch = LaunchConfig(self._config, endpoints[0], endpoints[1])
+        log_level = logging.getLogger("caudal").getEffectiveLevel()
+        launch = LaunchConfig(self._config, endpoints[0], endpoints[1], log_level)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
