@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from caudal.weights.progress import Progress
 
 _CHUNK_BYTES = 1 << 20
 _LOCK_NAME = ".lock"
-_SCRATCH_NAME = ".partial"
+_SCRATCH_PREFIX = ".partial-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +104,11 @@ def locked(directory: Path, progress: Progress) -> Iterator[Path]:
         except BlockingIOError:
             progress.note(f"waiting for another process that is writing to {directory}")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        scratch = directory / _SCRATCH_NAME
-        _remove_tree(scratch)
-        scratch.mkdir()
-        try:
-            yield scratch
-        finally:
-            _remove_tree(scratch)
+        for leftover in directory.glob(f"{_SCRATCH_PREFIX}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        # A new name each time: a downloader that outlived its killed parent cannot write here.
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH_PREFIX, dir=directory) as scratch:
+            yield Path(scratch)
     finally:
         os.close(descriptor)
 
@@ -128,8 +127,3 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     temporary.replace(path)
-
-
-def _remove_tree(path: Path) -> None:
-    if path.exists():
-        shutil.rmtree(path)
