@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -72,3 +73,28 @@ def test_documents_mention_only_commands_that_exist() -> None:
 def test_architecture_stays_short() -> None:
     document = ROOT / "docs" / "architecture.md"
     assert len(document.read_text("utf-8").splitlines()) <= 120
+
+
+def members_by_class() -> dict[str, set[str]]:
+    """Methods and annotated fields of every class of the package, bases not followed."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                members = found.setdefault(node.name, set())
+                for item in node.body:
+                    if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
+                        members.add(item.name)
+                    elif isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+                        members.add(item.target.id)
+    return found
+
+
+def test_architecture_names_only_methods_that_exist() -> None:
+    """The trace of a request is worth its lines only while every name in it can be found."""
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    members = members_by_class()
+    named = set(re.findall(r"\b([A-Z][A-Za-z]+)\.(_?[a-z]\w*)", text))
+    known = {(name, member) for name, member in named if member in members.get(name, ())}
+    assert len(known) >= 20
+    assert named - known == set()

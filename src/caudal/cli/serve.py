@@ -82,6 +82,7 @@ _SERVER_FLAGS = (
     Flag("--port", ServerConfig, "port", count(0, 65535), "N"),
     Flag("--served-model-name", ServerConfig, "served_model_name", nonempty, "NAME"),
     Flag("--api-key", ServerConfig, "api_key", nonempty, "KEY"),
+    Flag("--normalize-client-headers", ServerConfig, "normalize_client_headers", None),
     Flag("--drain-timeout", ServerConfig, "drain_timeout_s", number(0, 86_400), "S"),
     Flag(
         "--log-level",
