@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -36,8 +35,3 @@ def pull(model: _Model, verify: _Verify = False) -> None:
         err=True,
     )
     typer.echo(path)
-
-
-def create(is_help: bool) -> Callable[..., None]:
-    """The command for typer."""
-    return pull

@@ -226,7 +226,7 @@ class GGUFFile:
 
 
 def _first_split(path: Path) -> Path:
-    match = _SPLIT_NAME.match(path.name)
+    match = _SPLIT_NAME.fullmatch(path.name)
     if match is None or int(match["number"]) <= 1:
         return path
     return _split_path(path, match, 1)
@@ -242,7 +242,7 @@ def _open_siblings(head: _Shard, num_splits: int) -> list[_Shard]:
         raise ModelFileError(
             f"{head.path.name}: 'split.count' is {num_splits}; the limit is {_MAX_SPLITS}"
         )
-    match = _SPLIT_NAME.match(head.path.name)
+    match = _SPLIT_NAME.fullmatch(head.path.name)
     if match is None or int(match["count"]) != num_splits:
         raise ModelFileError(
             f"{head.path.name}: part of a model split into {num_splits} files, which must keep "

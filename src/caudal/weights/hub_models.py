@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ class HubFile:
 
 def parse_hub_id(text: str) -> HubId | None:
     """`text` as a hub id, None if it does not have that form."""
-    match = _HUB_ID.match(text)
+    match = _HUB_ID.fullmatch(text)
     if match is None or ".." in text or text.endswith("/"):
         return None
     if match["file"] is None and match["quant"] is None and text.endswith(".gguf"):
@@ -178,11 +179,12 @@ def _fetch(repo: str, file: HubFile, directory: Path, progress: Progress) -> Pat
     # Without its note the file is not trusted; huggingface-hub would take it as it is.
     discard(path)
     hub = _import_hub()
+    # Older clients only know their own bar.
+    has_bar_class = "tqdm_class" in inspect.signature(hub.hf_hub_download).parameters
+    bar = {"tqdm_class": _bar_class(file, progress)} if has_bar_class else {}
     try:
         with _typed_errors(repo):
-            hub.hf_hub_download(
-                repo, file.name, local_dir=directory, tqdm_class=_bar_class(file, progress)
-            )
+            hub.hf_hub_download(repo, file.name, local_dir=directory, **bar)
     finally:
         progress.end()
     sha256 = hash_file(path, progress)
