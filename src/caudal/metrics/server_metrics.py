@@ -1,0 +1,78 @@
+"""What the HTTP front observes about requests."""
+
+from __future__ import annotations
+
+from caudal.metrics.instruments import TOKEN_BUCKETS, Histogram, LabelledCounter
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+REJECTION_REASONS = ("queue_requests", "queue_tokens", "queue_ttft", "unavailable")
+
+
+class ServerMetrics:
+    """Every series that the server itself measures; one per process, owned by the event loop."""
+
+    __slots__ = (
+        "e2e_request_latency",
+        "engine_restarts",
+        "generation_tokens",
+        "inter_token_latency",
+        "output_tokens",
+        "prompt_length",
+        "prompt_tokens",
+        "queue_time",
+        "requests_cancelled",
+        "requests_finished",
+        "requests_rejected",
+        "slow_readers_cut",
+        "time_per_output_token",
+        "time_to_first_token",
+    )
+
+    def __init__(self) -> None:
+        self.time_to_first_token = Histogram()
+        self.time_per_output_token = Histogram()
+        self.inter_token_latency = Histogram()
+        self.e2e_request_latency = Histogram()
+        self.queue_time = Histogram()
+        self.prompt_length = Histogram(TOKEN_BUCKETS)
+        self.output_tokens = Histogram(TOKEN_BUCKETS)
+        self.requests_finished = LabelledCounter("reason", FINISH_REASONS)
+        self.requests_rejected = LabelledCounter("reason", REJECTION_REASONS)
+        self.requests_cancelled = 0
+        self.slow_readers_cut = 0
+        self.engine_restarts = 0
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+
+    def observe_finished(self, reason: str, timing: RequestTiming, now: float) -> None:
+        """Record one request (one choice) that ran to its end at `now`."""
+        self.requests_finished.increment(reason)
+        self.e2e_request_latency.observe(now - timing.arrival)
+        self.queue_time.observe(timing.queue_s)
+        self.output_tokens.observe(timing.num_output_tokens)
+        if timing.first and timing.num_output_tokens > 1:
+            decode_s = timing.last - timing.first
+            self.time_per_output_token.observe(decode_s / (timing.num_output_tokens - 1))
+
+
+class RequestTiming:
+    """Clock readings of one choice, in seconds of a monotonic clock."""
+
+    __slots__ = ("arrival", "first", "last", "num_output_tokens", "queue_s")
+
+    def __init__(self, arrival: float) -> None:
+        self.arrival = arrival
+        self.first = 0.0
+        self.last = 0.0
+        self.queue_s = 0.0
+        self.num_output_tokens = 0
+
+    def observe_tokens(self, now: float, num_tokens: int, metrics: ServerMetrics) -> None:
+        """Account `num_tokens` tokens that arrived together at `now`."""
+        if self.first:
+            metrics.inter_token_latency.observe((now - self.last) / num_tokens)
+        else:
+            self.first = now
+            metrics.time_to_first_token.observe(now - self.arrival)
+        self.last = now
+        self.num_output_tokens += num_tokens
