@@ -157,6 +157,8 @@ class ServerConfig:
     """After SIGTERM, how long running requests may finish."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Largest request body."""
+    normalize_client_headers: bool = True
+    """Make the per-call nonce in agents' system-prompt headers constant: prefixes stay cached."""
 
 
 @dataclass(frozen=True, slots=True)

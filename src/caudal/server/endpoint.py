@@ -1,0 +1,75 @@
+"""A route as data, and the ASGI application that runs its handler and answers its errors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from caudal.server.errors import ClientGoneError, as_request_error
+from caudal.server.exchange import Exchange, Receive, Scope, Send
+from caudal.server.protocol.common import ErrorResponse
+from caudal.server.state import AppState
+
+Handler = Callable[[AppState, Exchange], Awaitable[None]]
+
+logger = logging.getLogger("caudal.server")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRoute:
+    """One operation: how it is reached, what runs, and how the schema describes it."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    response: type[msgspec.Struct] | str
+    """Struct of the JSON answer, or the media type of another kind of answer."""
+    request: type[msgspec.Struct] | None = None
+    errors: tuple[int, ...] = ()
+    failure: type[msgspec.Struct] = ErrorResponse
+    """Struct of the answer with a status in `errors`."""
+    is_stream: bool = False
+    """Whether the answer may also be an event stream."""
+    is_generation: bool = False
+    """Counted while it runs, so that a drain waits for it."""
+
+
+class Endpoint:
+    """Runs one handler. Nothing that a handler raises reaches the client as such."""
+
+    def __init__(self, state: AppState, route: ApiRoute) -> None:
+        self._state = state
+        self._handler = route.handler
+        self._is_generation = route.is_generation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        self._state.num_active += self._is_generation
+        try:
+            await self._handler(self._state, exchange)
+        except ClientGoneError:
+            pass
+        except Exception as error:
+            await _answer_error(exchange, error)
+        finally:
+            self._state.num_active -= self._is_generation
+
+
+async def _answer_error(exchange: Exchange, error: Exception) -> None:
+    answer = as_request_error(error)
+    if exchange.is_started:
+        # The status is out; leaving the answer incomplete makes the server close the connection.
+        logger.error("an answer broke off: %s", answer.message)
+        return
+    await exchange.respond_error(answer)
+
+
+def path_parameter(scope: Scope, name: str) -> str:
+    """A parameter of the matched path."""
+    parameters: dict[str, Any] = scope["path_params"]
+    return str(parameters[name])

@@ -1,0 +1,92 @@
+"""Errors as HTTP answers: the one place where an exception becomes a status and a body."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import msgspec
+
+from caudal.errors import (
+    AuthenticationError,
+    CaudalError,
+    EngineDeadError,
+    OverloadedError,
+    RequestError,
+    RequestFailedError,
+    UnavailableError,
+)
+from caudal.server.protocol.common import ErrorBody, ErrorResponse
+
+Headers = list[tuple[bytes, bytes]]
+
+logger = logging.getLogger("caudal.server")
+
+CLOSE: Headers = [(b"connection", b"close")]
+_INTERNAL = "The server failed to handle this request."
+_ENGINE_DEAD = "The engine stopped while it ran this request; try again in a moment."
+
+
+class PayloadTooLargeError(RequestError):
+    """The body exceeds the limit (HTTP 413)."""
+
+    status = 413
+
+
+class MethodNotAllowedError(RequestError):
+    """The route exists, but not for this method (HTTP 405)."""
+
+    status = 405
+
+
+class UnsupportedMediaTypeError(RequestError):
+    """The body is not JSON (HTTP 415)."""
+
+    status = 415
+
+
+class BodyTimeoutError(RequestError):
+    """The client did not send its body in time (HTTP 408)."""
+
+    status = 408
+
+
+class ClientGoneError(Exception):
+    """The client left; there is nobody to answer."""
+
+
+def as_request_error(error: Exception) -> RequestError:
+    """What to tell the client about `error`; internals go to the log, never into the answer."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, EngineDeadError):
+        return UnavailableError(_ENGINE_DEAD, code="engine_dead")
+    if not isinstance(error, CaudalError):
+        logger.error("unhandled error in a request", exc_info=error)
+    return RequestFailedError(_INTERNAL, code="internal_error")
+
+
+def error_body(error: RequestError) -> bytes:
+    """The JSON body of `error`."""
+    body = ErrorBody(error.message, error.error_type, error.param, error.code)
+    return msgspec.json.encode(ErrorResponse(body))
+
+
+def error_headers(error: RequestError) -> Headers:
+    """Headers that go with the status of `error`."""
+    if isinstance(error, OverloadedError):
+        return [(b"retry-after", str(retry_after_s(error)).encode())]
+    if isinstance(error, UnavailableError):
+        return [(b"retry-after", b"1")]
+    if isinstance(error, AuthenticationError):
+        return [(b"www-authenticate", b"Bearer")]
+    if isinstance(error, PayloadTooLargeError | BodyTimeoutError):
+        return CLOSE
+    return []
+
+
+def retry_after_s(error: OverloadedError) -> int:
+    """Whole seconds, at least one."""
+    if not math.isfinite(error.retry_after_s):
+        return 60
+    return max(1, math.ceil(error.retry_after_s))

@@ -1,0 +1,139 @@
+"""One HTTP request and its answer, directly on ASGI: no per-chunk layers in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+
+import msgspec
+
+from caudal.errors import RequestError
+from caudal.server.errors import (
+    BodyTimeoutError,
+    ClientGoneError,
+    Headers,
+    PayloadTooLargeError,
+    UnsupportedMediaTypeError,
+    error_body,
+    error_headers,
+)
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_JSON = b"application/json"
+_EVENT_STREAM: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Exchange:
+    """Reads the body, writes the answer and knows whether the client is still there."""
+
+    __slots__ = (
+        "_receive",
+        "headers",
+        "is_complete",
+        "is_started",
+        "reply_headers",
+        "scope",
+        "send",
+    )
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._receive = receive
+        self.send = send
+        self.reply_headers: Headers = []
+        """Sent with whatever the answer turns out to be."""
+        self.is_started = False
+        self.is_complete = False
+
+    async def read_json(self, max_bytes: int, timeout_s: float) -> bytes:
+        """The whole body. Raises a RequestError for a wrong type, size or pace, ClientGoneError."""
+        self._check_content_type()
+        too_large = PayloadTooLargeError(
+            f"The request body is larger than {max_bytes} bytes.", code="body_too_large"
+        )
+        declared = self.headers.get(b"content-length", b"")
+        if declared.isdigit() and (len(declared) > 18 or int(declared) > max_bytes):
+            raise too_large
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    message = await self._receive()
+                    if message["type"] != "http.request":
+                        raise ClientGoneError
+                    chunk = message.get("body", b"")
+                    size += len(chunk)
+                    if size > max_bytes:
+                        raise too_large
+                    chunks.append(chunk)
+                    if not message.get("more_body", False):
+                        return b"".join(chunks)
+        except TimeoutError:
+            raise BodyTimeoutError(
+                f"The request body did not arrive within {timeout_s:g} s.", code="body_timeout"
+            ) from None
+
+    def _check_content_type(self) -> None:
+        declared = self.headers.get(b"content-type", _JSON)
+        kind = declared.split(b";", 1)[0].strip().lower()
+        is_json = kind == _JSON or (kind.startswith(b"application/") and kind.endswith(b"+json"))
+        if not is_json or self.headers.get(b"content-encoding", b"identity") != b"identity":
+            raise UnsupportedMediaTypeError(
+                "The request body must be sent as uncompressed application/json.",
+                code="unsupported_media_type",
+            )
+
+    async def wait_disconnect(self) -> None:
+        """Return when the client has left (or the answer is complete); call after the body."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def respond(
+        self,
+        body: bytes,
+        *,
+        status: int = 200,
+        content_type: bytes = _JSON,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
+        """Send a whole answer."""
+        all_headers = [
+            (b"content-type", content_type),
+            (b"content-length", str(len(body)).encode()),
+            *headers,
+            *self.reply_headers,
+        ]
+        self.is_started = True
+        await self.send({"type": "http.response.start", "status": status, "headers": all_headers})
+        await self.send({"type": "http.response.body", "body": body})
+        self.is_complete = True
+
+    async def respond_json(self, value: msgspec.Struct) -> None:
+        """Send `value` as JSON with status 200."""
+        await self.respond(msgspec.json.encode(value))
+
+    async def respond_error(self, error: RequestError) -> None:
+        """Send `error` as a whole answer."""
+        await self.respond(error_body(error), status=error.status, headers=error_headers(error))
+
+    async def start_events(self) -> None:
+        """Send the headers of an event stream; the status is settled from here on."""
+        self.is_started = True
+        headers = _EVENT_STREAM + self.reply_headers
+        await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def finish(self, body: bytes = b"") -> None:
+        """Send the last part."""
+        await self.send({"type": "http.response.body", "body": body})
+        self.is_complete = True

@@ -1,0 +1,1 @@
+"""From a validated request to its choices: submit, detokenize, stop strings, log-probabilities."""

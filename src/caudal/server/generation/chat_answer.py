@@ -1,0 +1,121 @@
+"""Answers of `/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from caudal.server.generation.answer import ChunkFrame, usage_so_far
+from caudal.server.generation.choice import Choice
+from caudal.server.generation.logprobs import chat_logprobs, prompt_logprobs
+from caudal.server.generation.plan import GenerationPlan
+from caudal.server.model import ServedModel
+from caudal.server.protocol.chat import ChatAnswer, ChatChoice, ChatLogprobs
+from caudal.server.protocol.common import Usage
+
+_encode = msgspec.json.encode
+
+
+class _Delta(msgspec.Struct, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+
+
+class _ChunkChoice(msgspec.Struct):
+    index: int
+    delta: _Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+
+
+class _LastChunkChoice(_ChunkChoice):
+    stop_reason: str | int | None
+
+
+class _ResponseBody(msgspec.Struct, omit_defaults=True):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: msgspec.Raw | None = None
+
+
+class ChatAnswerWriter:
+    """Implements AnswerWriter for chat."""
+
+    def __init__(self, plan: GenerationPlan, model: ServedModel, created: int) -> None:
+        self._plan = plan
+        self._model = model
+        self._created = created
+        self._continuous = plan.stream.continuous_usage
+        self._is_plain = plan.num_logprobs is None and not self._continuous
+        has_usage = plan.stream.include_usage
+        self._frame = ChunkFrame(
+            plan.request_id, "chat.completion.chunk", created, model.name, usage=has_usage
+        )
+        tail = b'},"logprobs":null,"finish_reason":null}],"usage":null}\n\n'
+        self._plain_tail = tail if has_usage else tail.replace(b',"usage":null', b"")
+        self._plain_heads = [
+            self._frame.head + b'{"index":%d,"delta":{"content":' % index
+            for index in range(len(plan.prompts) * plan.n)
+        ]
+
+    def opening(self, choices: Sequence[Choice]) -> bytes:
+        """A chunk with the role for each choice."""
+        delta = _Delta(role="assistant", content="")
+        bodies = [_ChunkChoice(choice.index, delta, None, None) for choice in choices]
+        usages = [usage_so_far(choice) if self._continuous else None for choice in choices]
+        events = zip(bodies, usages, strict=True)
+        return b"".join(self._frame.event(_encode(body), usage) for body, usage in events)
+
+    def chunk(self, choice: Choice, text: str) -> bytes:
+        """See AnswerWriter.chunk."""
+        if self._is_plain:
+            return self._plain_heads[choice.index] + _encode(text) + self._plain_tail
+        body = _ChunkChoice(choice.index, _Delta(content=text), self._logprobs(choice), None)
+        return self._event(choice, body)
+
+    def last_chunk(self, choice: Choice, text: str) -> bytes:
+        """See AnswerWriter.last_chunk."""
+        before = b""
+        if text or choice.logprobs:
+            before = self.chunk(choice, text)
+        finish = str(choice.finish_reason)
+        body = _LastChunkChoice(choice.index, _Delta(), None, finish, choice.stop_reason)
+        return before + self._event(choice, body)
+
+    def _event(self, choice: Choice, body: _ChunkChoice) -> bytes:
+        return self._frame.event(_encode(body), usage_so_far(choice) if self._continuous else None)
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """See AnswerWriter.usage_chunk."""
+        return self._frame.event(b"", usage)
+
+    def response(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """See AnswerWriter.response."""
+        plan = self._plan
+        bodies = [
+            ChatChoice(
+                choice.index,
+                ChatAnswer("assistant", "".join(choice.texts)),
+                self._logprobs(choice),
+                str(choice.finish_reason),
+                choice.stop_reason,
+            )
+            for choice in choices
+        ]
+        body = _ResponseBody(
+            plan.request_id, "chat.completion", self._created, self._model.name, bodies, usage
+        )
+        if plan.num_prompt_logprobs is not None:
+            entries = choices[0].prompt_logprobs or []
+            body.prompt_logprobs = prompt_logprobs(self._model, entries, plan.num_prompt_logprobs)
+        return _encode(body)
+
+    def _logprobs(self, choice: Choice) -> ChatLogprobs | None:
+        if self._plan.num_logprobs is None:
+            return None
+        return chat_logprobs(self._model, choice.take_logprobs(), self._plan.num_logprobs)

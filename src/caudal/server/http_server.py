@@ -1,0 +1,43 @@
+"""uvicorn with our own accepting and without its signal handling: the life cycle decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from caudal.server.acceptor import Acceptor
+
+
+class HttpServer(uvicorn.Server):
+    """Serves on a bound socket until `should_exit` is set."""
+
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, *, backlog: int) -> None:
+        super().__init__(config)
+        self._acceptor = Acceptor(listener, self._create_protocol, backlog=backlog)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the process's signals alone."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start accepting; uvicorn itself gets no socket."""
+        await super().startup(sockets=[])
+        self._acceptor.start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting, then let uvicorn close the connections."""
+        self._acceptor.stop()
+        await super().shutdown(sockets=[])
+
+    def _create_protocol(self) -> asyncio.Protocol:
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            _loop=asyncio.get_running_loop(),
+        )

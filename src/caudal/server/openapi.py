@@ -1,0 +1,83 @@
+"""The OpenAPI document, made from the same structs that decode the requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from caudal.server.endpoint import ApiRoute
+
+_REF = "#/components/schemas/{name}"
+
+
+def openapi_document(
+    routes: Sequence[ApiRoute], *, version: str, needs_key: bool
+) -> dict[str, Any]:
+    """OpenAPI 3.1 of `routes`."""
+    types = _structs(routes)
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    by_type = dict(zip(types, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        path = route.path.replace(":path}", "}")
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, by_type)
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "Caudal", "version": version},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+    if needs_key:
+        document["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"bearer": []}]
+    return document
+
+
+def _structs(routes: Sequence[ApiRoute]) -> list[type[msgspec.Struct]]:
+    types: dict[type[msgspec.Struct], None] = {}
+    for route in routes:
+        for kind in (route.request, route.response, route.failure):
+            if isinstance(kind, type):
+                types[kind] = None
+    return list(types)
+
+
+def _operation(route: ApiRoute, by_type: dict[type[msgspec.Struct], Any]) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "summary": route.summary,
+        "operationId": route.handler.__name__,
+        "responses": _responses(route, by_type),
+    }
+    parameters = re.findall(r"{(\w+)(?::path)?}", route.path)
+    if parameters:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in parameters
+        ]
+    if route.request is not None:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": by_type[route.request]}},
+        }
+    return operation
+
+
+def _responses(route: ApiRoute, by_type: dict[type[msgspec.Struct], Any]) -> dict[str, Any]:
+    if isinstance(route.response, str):
+        content: dict[str, Any] = {route.response: {"schema": {"type": "string"}}}
+    else:
+        content = {"application/json": {"schema": by_type[route.response]}}
+    if route.is_stream:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    responses: dict[str, Any] = {"200": {"description": "Success", "content": content}}
+    failure = by_type[route.failure]
+    for status in route.errors:
+        responses[str(status)] = {
+            "description": HTTPStatus(status).phrase,
+            "content": {"application/json": {"schema": failure}},
+        }
+    return responses

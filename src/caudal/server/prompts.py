@@ -1,0 +1,150 @@
+"""Prompt text to token ids, without holding up the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from caudal.errors import InvalidRequestError
+from caudal.server.model import ServedModel
+from caudal.server.protocol.completions import MAX_PROMPTS
+from caudal.server.state import AppState
+from caudal.tokenizer.rendered_prompt import PromptSegment, RenderedPrompt
+
+T = TypeVar("T")
+
+_MIN_CHARS_PER_TOKEN_CHECKED = 8
+"""Prompts shorter than this per token of context are simply tokenized and counted."""
+
+
+def split_prompts(prompt: str | Sequence[Any]) -> list[str | list[int]]:
+    """The prompts of a completion request: a text, texts, token ids, or lists of token ids.
+
+    Raises InvalidRequestError (param prompt) for an empty or mixed list.
+    """
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return [[*prompt]]
+    if len(prompt) > MAX_PROMPTS:
+        raise _prompt_error(f"at most {MAX_PROMPTS} prompts in one request, got {len(prompt)}")
+    if not prompt or (kinds == {list} and not all(prompt)):
+        raise _prompt_error("must not be an empty list")
+    if len(kinds) > 1:
+        raise _prompt_error("must not mix texts, token ids and lists of token ids")
+    if kinds == {list} and any(set(map(type, ids)) != {int} for ids in prompt):
+        raise _prompt_error("lists must hold token ids only")
+    return list(prompt)
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str = "prompt") -> None:
+    """Raise InvalidRequestError if an id is outside the vocabulary."""
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        bad = next(i for i in token_ids if not 0 <= i < vocab_size)
+        raise InvalidRequestError(
+            f"{param}: {bad} is not a token id; ids are 0 to {vocab_size - 1}.",
+            param=param,
+            code="invalid_value",
+        )
+
+
+def _prompt_error(problem: str) -> InvalidRequestError:
+    return InvalidRequestError(f"prompt: {problem}.", param="prompt", code="invalid_value")
+
+
+async def run_prompt_work(state: AppState, num_chars: int, work: Callable[[], T]) -> T:
+    """Run `work` here if it is short, else in the tokenizer's thread."""
+    if num_chars <= state.limits.inline_chars:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(state.pool, work)
+
+
+def encode_text(
+    model: ServedModel, text: str, *, max_model_len: int, add_special_tokens: bool
+) -> list[int]:
+    """Token ids of a raw prompt; special tokens written in it count.
+
+    Raises InvalidRequestError if it is empty for this model or certain to exceed the context.
+    """
+    check_length(model, len(text), max_model_len, "prompt")
+    add_bos = None if add_special_tokens else False
+    token_ids = model.tokenizer.encode(text, add_bos=add_bos, parse_special=True)
+    if not token_ids:
+        bos_id = model.tokenizer.bos_id
+        if bos_id is None or not add_special_tokens:
+            raise _prompt_error("must not be empty: this model has no token to start from")
+        token_ids = [bos_id]
+    return token_ids
+
+
+def encode_chat(
+    model: ServedModel,
+    messages: list[dict[str, Any]],
+    *,
+    max_model_len: int,
+    flags: tuple[bool, bool],
+    kwargs: dict[str, Any],
+    add_special_tokens: bool,
+) -> list[int]:
+    """Token ids of a conversation rendered by the model's template.
+
+    `flags` are add_generation_prompt and continue_final_message. Raises InvalidRequestError with
+    the template's message, or if the conversation is certain to exceed the context.
+    """
+    add_generation_prompt, is_continued = flags
+    num_chars = sum(len(message["content"]) for message in messages)
+    check_length(model, num_chars, max_model_len, "messages")
+    rendered = model.chat_template.render(
+        messages, add_generation_prompt=add_generation_prompt, chat_template_kwargs=kwargs
+    )
+    if is_continued:
+        rendered = cut_after(rendered, messages[-1]["content"])
+    add_bos = None if add_special_tokens else False
+    token_ids = model.tokenizer.encode_prompt(rendered, add_bos=add_bos)
+    if not token_ids:
+        raise InvalidRequestError(
+            "messages: the chat template renders them to nothing.",
+            param="messages",
+            code="invalid_value",
+        )
+    return token_ids
+
+
+def cut_after(rendered: RenderedPrompt, content: str) -> RenderedPrompt:
+    """`rendered` up to the end of its last message's `content`, so that the answer goes on there.
+
+    Templates may strip a message, so surrounding blanks of `content` are not looked for. Raises
+    InvalidRequestError if the template has changed the content beyond recognition.
+    """
+    wanted = content.strip()
+    position = rendered.text.rfind(wanted)
+    if position < 0:
+        raise InvalidRequestError(
+            "continue_final_message: the chat template alters the final message.",
+            param="continue_final_message",
+            code="invalid_value",
+        )
+    left = position + len(wanted)
+    segments: list[PromptSegment] = []
+    for segment in rendered.segments:
+        if left <= 0:
+            break
+        segments.append(PromptSegment(segment.text[:left], segment.is_content))
+        left -= len(segment.text)
+    return RenderedPrompt(tuple(segments))
+
+
+def check_length(model: ServedModel, num_chars: int, max_model_len: int, param: str) -> None:
+    """Refuse a text that even the longest tokens cannot fit, before spending time on it."""
+    if num_chars <= _MIN_CHARS_PER_TOKEN_CHECKED * max_model_len:
+        return
+    num_tokens = num_chars // model.max_token_bytes
+    if num_tokens > max_model_len:
+        raise InvalidRequestError(
+            f"This model's maximum context length is {max_model_len} tokens, but the prompt has "
+            f"at least {num_tokens} tokens. Shorten the prompt.",
+            param=param,
+            code="context_length_exceeded",
+        )

@@ -1,0 +1,1 @@
+"""Request bodies of the HTTP API; field constraints are both the validation and the schema."""

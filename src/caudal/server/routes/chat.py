@@ -1,0 +1,132 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import time
+
+from caudal.errors import ContextLengthError, InvalidRequestError
+from caudal.server.body import BodyDecoder
+from caudal.server.endpoint import ApiRoute
+from caudal.server.exchange import Exchange
+from caudal.server.generation.chat_answer import ChatAnswerWriter
+from caudal.server.generation.plan import GenerationPlan, Prompt, fit_max_tokens
+from caudal.server.generation.serve import serve_generation
+from caudal.server.messages import generation_prompt_flags, template_kwargs, template_messages
+from caudal.server.model import ServedModel
+from caudal.server.prompts import encode_chat, run_prompt_work
+from caudal.server.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
+from caudal.server.protocol.unsupported import CHAT_UNSUPPORTED
+from caudal.server.state import AppState
+from caudal.server.validate import check_min_tokens, sampling_params, stream_format, text_rules
+
+_DECODER = BodyDecoder(ChatCompletionRequest, CHAT_UNSUPPORTED)
+
+
+async def create_chat_completion(state: AppState, exchange: Exchange) -> None:
+    """Answer the conversation."""
+    arrival = time.monotonic()
+    data = await exchange.read_json(state.config.max_body_bytes, state.limits.body_timeout_s)
+    await state.turns.take()
+    body = _DECODER.decode(data, state.unknown_fields)
+    model = state.require_model(body.model)
+    state.require_serving()
+    plan = await _plan(state, model, body, arrival)
+    exchange.reply_headers.append((b"x-request-id", plan.request_id.encode()))
+    writer = ChatAnswerWriter(plan, model, int(time.time()))
+    await serve_generation(state, exchange, model, plan, writer)
+
+
+async def _plan(
+    state: AppState, model: ServedModel, body: ChatCompletionRequest, arrival: float
+) -> GenerationPlan:
+    max_tokens = _max_tokens(body)
+    check_min_tokens(body, max_tokens)
+    num_logprobs = _num_logprobs(body)
+    sampling = sampling_params(
+        body,
+        vocab_size=state.engine.info.vocab_size,
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=body.prompt_logprobs,
+    )
+    stream = stream_format(body)
+    return GenerationPlan(
+        request_id=state.create_request_id("chatcmpl"),
+        arrival=arrival,
+        prompts=[await _prompt(state, model, body, max_tokens)],
+        n=body.n or 1,
+        sampling=sampling,
+        text=text_rules(body),
+        stream=stream,
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=body.prompt_logprobs,
+        priority=body.priority or 0,
+        namespace=body.cache_salt or "",
+    )
+
+
+def _max_tokens(body: ChatCompletionRequest) -> int | None:
+    """The newer name wins. Raises InvalidRequestError for 0: a chat answer has a token."""
+    for name in ("max_completion_tokens", "max_tokens"):
+        value: int | None = getattr(body, name)
+        if value == 0:
+            raise InvalidRequestError(
+                f"{name}: must be at least 1.", param=name, code="invalid_value"
+            )
+        if value is not None:
+            return value
+    return None
+
+
+def _num_logprobs(body: ChatCompletionRequest) -> int | None:
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise InvalidRequestError(
+            "top_logprobs: needs logprobs: true.", param="top_logprobs", code="invalid_value"
+        )
+    return None
+
+
+async def _prompt(
+    state: AppState, model: ServedModel, body: ChatCompletionRequest, max_tokens: int | None
+) -> Prompt:
+    max_model_len = state.engine.info.max_model_len
+    messages = template_messages(
+        body.messages, normalize_headers=state.config.normalize_client_headers
+    )
+    flags = generation_prompt_flags(body.add_generation_prompt, body.continue_final_message)
+    kwargs = template_kwargs(body.chat_template_kwargs)
+
+    def work() -> list[int]:
+        return encode_chat(
+            model,
+            messages,
+            max_model_len=max_model_len,
+            flags=flags,
+            kwargs=kwargs,
+            add_special_tokens=body.add_special_tokens is not False,
+        )
+
+    num_chars = sum(len(message["content"]) for message in messages)
+    token_ids = await run_prompt_work(state, num_chars, work)
+    try:
+        fitted = fit_max_tokens(max_tokens, None, len(token_ids), max_model_len)
+    except ContextLengthError as error:
+        error.param = "messages"
+        raise
+    return Prompt(token_ids, "", fitted)
+
+
+ROUTES = (
+    ApiRoute(
+        "POST",
+        "/v1/chat/completions",
+        create_chat_completion,
+        "Answer a conversation",
+        ChatCompletionResponse,
+        request=ChatCompletionRequest,
+        errors=(400, 404, 408, 413, 415, 429, 500, 503),
+        is_stream=True,
+        is_generation=True,
+    ),
+)

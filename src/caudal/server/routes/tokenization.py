@@ -1,0 +1,114 @@
+"""`POST /tokenize` and `POST /detokenize`."""
+
+from __future__ import annotations
+
+from caudal.errors import InvalidRequestError
+from caudal.server.body import BodyDecoder
+from caudal.server.endpoint import ApiRoute
+from caudal.server.exchange import Exchange
+from caudal.server.messages import generation_prompt_flags, template_kwargs, template_messages
+from caudal.server.model import ServedModel
+from caudal.server.prompts import check_length, check_token_ids, encode_chat, run_prompt_work
+from caudal.server.protocol.tokenization import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from caudal.server.state import AppState
+
+_TOKENIZE = BodyDecoder(TokenizeRequest)
+_DETOKENIZE = BodyDecoder(DetokenizeRequest)
+
+
+async def tokenize(state: AppState, exchange: Exchange) -> None:
+    """Token ids of a text or a conversation."""
+    data = await exchange.read_json(state.config.max_body_bytes, state.limits.body_timeout_s)
+    await state.turns.take()
+    body = _TOKENIZE.decode(data, state.unknown_fields)
+    model = state.require_model(body.model)
+    max_model_len = state.engine.info.max_model_len
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError(
+            "prompt: exactly one of prompt and messages is required.",
+            param="prompt",
+            code="invalid_value",
+        )
+    if body.messages is None:
+        text = body.prompt or ""
+        token_ids = await run_prompt_work(
+            state, len(text), lambda: _text_ids(model, body, text, max_model_len)
+        )
+    else:
+        token_ids = await _chat_ids(state, model, body, max_model_len)
+    token_strs = None
+    if body.return_token_strs:
+        token_strs = [model.tokenizer.token_text(token_id) for token_id in token_ids]
+    await exchange.respond_json(
+        TokenizeResponse(len(token_ids), max_model_len, token_ids, token_strs)
+    )
+
+
+def _text_ids(
+    model: ServedModel, body: TokenizeRequest, text: str, max_model_len: int
+) -> list[int]:
+    check_length(model, len(text), max_model_len, "prompt")
+    add_bos = False if body.add_special_tokens is False else None
+    return model.tokenizer.encode(text, add_bos=add_bos, parse_special=True)
+
+
+async def _chat_ids(
+    state: AppState, model: ServedModel, body: TokenizeRequest, max_model_len: int
+) -> list[int]:
+    messages = template_messages(
+        body.messages or [], normalize_headers=state.config.normalize_client_headers
+    )
+    flags = generation_prompt_flags(body.add_generation_prompt, body.continue_final_message)
+    kwargs = template_kwargs(body.chat_template_kwargs)
+    return await run_prompt_work(
+        state,
+        sum(len(message["content"]) for message in messages),
+        lambda: encode_chat(
+            model,
+            messages,
+            max_model_len=max_model_len,
+            flags=flags,
+            kwargs=kwargs,
+            add_special_tokens=body.add_special_tokens is not False,
+        ),
+    )
+
+
+async def detokenize(state: AppState, exchange: Exchange) -> None:
+    """Text of token ids."""
+    data = await exchange.read_json(state.config.max_body_bytes, state.limits.body_timeout_s)
+    await state.turns.take()
+    body = _DETOKENIZE.decode(data, state.unknown_fields)
+    tokenizer = state.require_model(body.model).tokenizer
+    check_token_ids(body.tokens, tokenizer.vocab_size, "tokens")
+    text = await run_prompt_work(
+        state, len(body.tokens), lambda: tokenizer.decode(body.tokens, skip_special=False)
+    )
+    await exchange.respond_json(DetokenizeResponse(text))
+
+
+ROUTES = (
+    ApiRoute(
+        "POST",
+        "/tokenize",
+        tokenize,
+        "Token ids of a text or a conversation",
+        TokenizeResponse,
+        request=TokenizeRequest,
+        errors=(400, 404, 408, 413, 415, 503),
+    ),
+    ApiRoute(
+        "POST",
+        "/detokenize",
+        detokenize,
+        "Text of token ids",
+        DetokenizeResponse,
+        request=DetokenizeRequest,
+        errors=(400, 404, 408, 413, 415, 503),
+    ),
+)

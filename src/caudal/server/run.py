@@ -1,0 +1,171 @@
+"""Starts everything in the order that makes the server ready soonest, and returns the exit code.
+
+Nothing heavy is imported at the top: the engine process is launched first and loads its weights
+while this process imports the web framework and builds the tokenizer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from caudal.config import EngineConfig, ServerConfig
+from caudal.errors import CaudalError, ConfigError
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from caudal.engine.client import EngineClient
+    from caudal.server.model import ServedModel
+    from caudal.server.state import AppState
+
+logger = logging.getLogger("caudal.server")
+
+BACKLOG = 4096
+KEEP_ALIVE_S = 65
+CLOSE_TIMEOUT_S = 2
+"""After the drain, how long connections that still hold data may flush."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSpec:
+    """What `serve` needs from its caller."""
+
+    config: ServerConfig
+    create_engine: Callable[[], EngineClient]
+    """Makes a client that is not started; called again for a restart."""
+    load_model: Callable[[], ServedModel]
+    """Builds tokenizer and chat template; runs in a thread."""
+    announce: Callable[[str], None] = print
+    """Told once when the server is ready."""
+
+
+def run_server(engine: EngineConfig, server: ServerConfig) -> None:
+    """Serve the model of `engine` until a signal; raises SystemExit(1) if that fails.
+
+    Raises ConfigError if the address cannot be bound.
+    """
+    from caudal.engine.zmq_client import ZmqEngineClient
+
+    name = server.served_model_name or engine.model_path.stem
+
+    def load() -> ServedModel:
+        from caudal.server.loading import load_served_model
+
+        return load_served_model(engine.model_path, name)
+
+    code = serve(ServeSpec(server, lambda: ZmqEngineClient(engine), load))
+    if code:
+        raise SystemExit(code)
+
+
+def serve(spec: ServeSpec) -> int:
+    """Serve until a signal or the loss of the engine; returns the process exit code.
+
+    0 after a drained stop, 1 if the model or the engine could not be started or kept.
+    Raises ConfigError if the address cannot be bound.
+    """
+    import uvloop
+
+    listener = bind(spec.config)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(spec, listener))
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A bound socket; clients can connect as soon as the server listens on it."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, config.port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"--host/--port: cannot listen on {config.host}:{config.port}: {error.strerror}"
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+async def _serve(spec: ServeSpec, listener: socket.socket) -> int:
+    engine = spec.create_engine()
+    try:
+        await engine.start()
+        loading = asyncio.create_task(asyncio.to_thread(spec.load_model))
+
+        from caudal.server.lifecycle import Lifecycle
+        from caudal.server.state import AppState
+
+        state = AppState(spec.config, engine)
+        lifecycle = Lifecycle(state, spec.create_engine)
+        lifecycle.handle_signals()
+        server = _create_http_server(state, listener)
+        serving = asyncio.create_task(server.serve())
+        try:
+            state.model = await loading
+        except CaudalError as error:
+            logger.error("%s", error)
+            code = 1
+        else:
+            code = await lifecycle.run(lambda: _announce(spec, state, listener))
+        await _shut_down(server, serving)
+        engine = state.engine
+        return code
+    finally:
+        listener.close()
+        await engine.stop()
+
+
+def _create_http_server(state: AppState, listener: socket.socket) -> uvicorn.Server:
+    import uvicorn
+
+    from caudal.server.app import create_app
+    from caudal.server.http_server import HttpServer
+
+    config = uvicorn.Config(
+        create_app(state),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+    )
+    return HttpServer(config, listener, backlog=BACKLOG)
+
+
+async def _shut_down(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+    server.should_exit = True
+    await asyncio.wait({serving}, timeout=CLOSE_TIMEOUT_S + 2)
+    if not serving.done():
+        serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+
+
+def _announce(spec: ServeSpec, state: AppState, listener: socket.socket) -> None:
+    assert state.model is not None
+    # Everything made so far stays: keep the collector from walking it during requests.
+    gc.collect()
+    gc.freeze()
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    body = f'{{"prompt":"Once upon a time","max_tokens":32,"model":"{state.model.name}"}}'
+    key = " -H 'Authorization: Bearer KEY'" if spec.config.api_key is not None else ""
+    spec.announce(
+        f"Ready: {state.model.name} at http://{host}:{port}  Try:  curl http://{host}:{port}"
+        f"/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+    )
+    sys.stdout.flush()

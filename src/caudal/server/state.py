@@ -1,0 +1,132 @@
+"""What every endpoint works with; one per server process, passed explicitly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+from caudal.config import ServerConfig
+from caudal.engine.client import EngineClient
+from caudal.engine.messages import EngineStats
+from caudal.errors import NotFoundError, UnavailableError
+from caudal.metrics.server_metrics import ServerMetrics
+from caudal.server.body import UnknownFieldLog
+from caudal.server.model import ServedModel
+from caudal.server.sse import StreamRegistry
+from caudal.server.turns import Turns
+
+if TYPE_CHECKING:
+    from caudal.metrics.exposition import Exposition
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Bounds that protect the server from its clients."""
+
+    ping_interval_s: float = 15.0
+    """Silence after which a stream gets a comment line."""
+    slow_reader_s: float = 30.0
+    """How long a stream may wait for a reader whose buffer is full."""
+    body_timeout_s: float = 60.0
+    """Time for a whole request body to arrive."""
+    max_choices: int = 1024
+    """Prompts × n of one request."""
+    inline_chars: int = 4096
+    """Prompts up to this many characters are tokenized on the event loop."""
+    tokenizer_threads: int = 1
+    """Threads for longer prompts: one, because the engine needs the cores."""
+    turns_per_pass: int = 2
+    """Requests prepared between two looks at the network."""
+
+
+@dataclass(slots=True)
+class AppState:
+    """Engine, model, limits and live bookkeeping; owned by the event loop."""
+
+    config: ServerConfig
+    engine: EngineClient
+    model: ServedModel | None = None
+    """None until it is loaded."""
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    metrics: ServerMetrics = field(default_factory=ServerMetrics)
+    unknown_fields: UnknownFieldLog = field(default_factory=UnknownFieldLog)
+    is_draining: bool = False
+    num_active: int = 0
+    """Generation requests between their first byte and the end of their answer."""
+    streams: StreamRegistry = field(init=False)
+    turns: Turns = field(init=False)
+    pool: ThreadPoolExecutor = field(init=False)
+    _random: Random = field(default_factory=lambda: Random(os.urandom(32)))
+    _exposition: Exposition | None = None
+
+    def __post_init__(self) -> None:
+        limits = self.limits
+        self.streams = StreamRegistry(
+            ping_interval_s=limits.ping_interval_s, slow_reader_s=limits.slow_reader_s
+        )
+        self.turns = Turns(limits.turns_per_pass)
+        self.pool = ThreadPoolExecutor(limits.tokenizer_threads, "caudal-tokenizer")
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a generation request would be accepted now."""
+        return self.model is not None and not self.is_draining and self.engine.is_ready
+
+    def create_request_id(self, prefix: str) -> str:
+        """A name that no other request of any server has (96 random bits)."""
+        return f"{prefix}-{self._random.getrandbits(96):024x}"
+
+    def require_model(self, name: str | None = None) -> ServedModel:
+        """The model called `name` (None or empty: the served one).
+
+        Raises UnavailableError while it loads, NotFoundError for another name.
+        """
+        if self.model is None:
+            raise UnavailableError("The model is still loading.", code="model_loading")
+        if name and name != self.model.name:
+            raise NotFoundError(
+                f"The model {name[:256]!r} does not exist; this server has {self.model.name!r}.",
+                param="model",
+                code="model_not_found",
+            )
+        return self.model
+
+    def require_serving(self) -> None:
+        """Raise UnavailableError while the server drains or its engine is not up."""
+        if self.is_draining:
+            raise UnavailableError("The server is shutting down.", code="shutting_down")
+        if not self.engine.is_ready:
+            raise UnavailableError("The engine is not ready.", code="engine_not_ready")
+
+    def exposition(self) -> Exposition:
+        """The metrics page; made on first use, because its imports cost 60 ms of start-up."""
+        if self._exposition is None:
+            from caudal.metrics.exposition import Exposition
+
+            self._exposition = Exposition(self)
+        return self._exposition
+
+    @property
+    def engine_gauges(self) -> EngineStats:
+        """The engine's latest numbers."""
+        return self.engine.stats
+
+    @property
+    def is_engine_ready(self) -> bool:
+        """True while the engine answers."""
+        return self.engine.is_ready
+
+    @property
+    def model_labels(self) -> Mapping[str, str]:
+        """Labels of the model's info metric."""
+        if self.model is None:
+            return {"model_name": "", "architecture": "", "quantization": ""}
+        return {
+            "model_name": self.model.name,
+            "architecture": self.model.architecture,
+            "quantization": self.model.quantization,
+        }
