@@ -5,7 +5,7 @@
 namespace caudal {
 namespace {
 
-constexpr int kMaxHeadDim = 512;
+constexpr int kMaxHeadDim = 256;
 
 int64_t head_bytes(const KVCacheShape& shape) {
   const int64_t values = int64_t{2} * shape.head_dim * kBlockSize;
@@ -17,7 +17,7 @@ void check(const KVCacheShape& shape) {
     throw std::invalid_argument("KV cache: layers, heads and blocks must be at least 1");
   }
   if (shape.head_dim < 16 || shape.head_dim > kMaxHeadDim || shape.head_dim % 16 != 0) {
-    throw std::invalid_argument("KV cache: head_dim must be a multiple of 16, at most 512");
+    throw std::invalid_argument("KV cache: head_dim must be a multiple of 16, at most 256");
   }
   // Slots are int32.
   if (shape.num_blocks > (int64_t{1} << 31) / kBlockSize - 1) {

@@ -68,12 +68,6 @@ Plan::Plan(std::shared_ptr<Runtime> runtime, std::shared_ptr<KVCache> cache, Pla
   const int64_t rows = max_partial_rows(shape_.num_heads, kv.num_blocks * kBlockSize);
   attention_buffers_.max_partials = rows;
   partials_ = PageMemory(static_cast<size_t>(rows * partial_stride(kv.head_dim)) * sizeof(float), false);
-  add(OpKind::kRope, false,
-      RopeTableArgs{.batch = &batch_,
-                    .inv_freq = shape_.inv_freq.data(),
-                    .rope_dim = static_cast<int>(rope_dim),
-                    .attention_factor = shape_.rope_attention_factor,
-                    .cos_sin = reinterpret_cast<float*>(cos_sin_.data())});
 }
 
 int Plan::add_buffer(const Buffer& buffer) {
@@ -165,6 +159,19 @@ void Plan::add_linear(int x, const LinearWeight& weight, int out, const RmsNorm*
                  .panels = nullptr});
 }
 
+// The table of the step's cos and sin, once before the first op that reads it.
+void Plan::ensure_rope_table() {
+  for (const Op& op : ops_) {
+    if (std::holds_alternative<RopeTableArgs>(op.args)) return;
+  }
+  add(OpKind::kRope, false,
+      RopeTableArgs{.batch = &batch_,
+                    .inv_freq = shape_.inv_freq.data(),
+                    .rope_dim = static_cast<int>(shape_.inv_freq.size()) * 2,
+                    .attention_factor = shape_.rope_attention_factor,
+                    .cos_sin = reinterpret_cast<float*>(cos_sin_.data())});
+}
+
 void Plan::add_rope_and_cache(int qkv, int layer, const RmsNorm* q_norm, const RmsNorm* k_norm,
                               int out) {
   check_layer(layer);
@@ -179,6 +186,7 @@ void Plan::add_rope_and_cache(int qkv, int layer, const RmsNorm* q_norm, const R
           "q_norm and k_norm must share eps");
   expect(qkv, qkv_features, false);
   expect(out, q_features, false);
+  ensure_rope_table();
   const RmsNorm* any_norm = q_norm != nullptr ? q_norm : k_norm;
   add(OpKind::kRope, false,
       RopeCacheArgs{.batch = &batch_,

@@ -98,6 +98,7 @@ class Plan {
   const Buffer& expect(int id, int64_t features, bool is_logits) const;
   void add(OpKind kind, bool is_logits, Args args);
   void check_layer(int layer) const;
+  void ensure_rope_table();
   void check_batch(const Batch& batch) const;
   void check_sequence(const Batch& batch, int seq) const;
   void set_num_rows();

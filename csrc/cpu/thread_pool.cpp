@@ -107,8 +107,10 @@ class Team {
 
  private:
   int count_ = 1;
+  // Both counters in one cache line: whoever arrives has it at hand for the next op's first task.
   alignas(64) std::atomic<int64_t> next_{0};
-  alignas(64) std::atomic<int> arrived_{0};
+  std::atomic<int> arrived_{0};
+  // What the others spin on is a line of its own.
   alignas(64) std::atomic<uint32_t> generation_{0};
   std::atomic<int> parked_{0};
 };

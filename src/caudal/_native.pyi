@@ -1,0 +1,192 @@
+"""The native module: CPU kernels, packed weights, KV cache and plans.
+
+Calls that compute release the GIL. Wrong values raise ValueError, wrong array types or layouts
+TypeError. Arrays are C-contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caudal.ops.interface import BatchArrays, SamplingArrays
+
+_F32 = NDArray[np.float32]
+_I32 = NDArray[np.int32]
+_U8 = NDArray[np.uint8]
+_Sampled = tuple[_I32, _F32, _I32, _I32, _F32]
+"""The fields of SamplingResult in order."""
+
+def isa_names() -> list[str]:
+    """Instruction sets in this build, best first."""
+
+def available_isas() -> list[str]:
+    """Instruction sets that this CPU and system can run, best first."""
+
+class LinearWeight:
+    """A packed matrix, or several stacked by rows. Made by Runtime.pack_linear."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cols(self) -> int: ...
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed blocks, padding included."""
+    @property
+    def formats(self) -> list[str]:
+        """w4, w8, f16 or f32 of each segment; neighbours of one format are merged."""
+    @property
+    def has_bias(self) -> bool: ...
+    def unpack(self) -> _F32:
+        """The values that the blocks stand for -> [rows, cols]."""
+
+class Runtime:
+    """Kernels of one instruction set, a number of threads, and the memory of weights."""
+
+    def __init__(self, isa: str, num_threads: int) -> None:
+        """isa: a name, or "" for the best one. Threads are shared by the whole process."""
+    @property
+    def isa(self) -> str: ...
+    @property
+    def num_threads(self) -> int: ...
+    def pack_linear(
+        self, parts: Sequence[tuple[int, int, int, _U8]], bias: _F32 | None = None
+    ) -> LinearWeight:
+        """Pack matrices given as (ggml type, rows, cols, raw blocks [bytes]); bias: [rows]."""
+    def sample(self, logits: _F32, params: SamplingArrays) -> _Sampled:
+        """Choose a token per row of logits [rows, vocab], which may be overwritten."""
+
+class KVCache:
+    """Zeroed paged KV cache of all layers; memory is committed as blocks are first used."""
+
+    def __init__(
+        self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int, is_int8: bool
+    ) -> None: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of one block over all layers."""
+    def export_blocks(self, block_ids: _I32) -> _U8:
+        """Copies of blocks -> [len(block_ids), block_nbytes]."""
+    def import_blocks(self, block_ids: _I32, data: _U8) -> None:
+        """Overwrite blocks with data [len(block_ids), block_nbytes]."""
+
+class RmsNorm:
+    """Weight [features] and epsilon of a norm."""
+
+    def __init__(self, weight: _F32, eps: float) -> None: ...
+
+class PlanShape:
+    """What is fixed about a model besides its weights and its cache; inv_freq: [rope_dim / 2]."""
+
+    vocab_size: int
+    max_num_tokens: int
+    max_num_seqs: int
+    max_num_logits: int
+    def __init__(
+        self,
+        num_heads: int,
+        attention_scale: float,
+        inv_freq: _F32,
+        is_interleaved: bool,
+        rope_attention_factor: float,
+    ) -> None: ...
+
+class Plan:
+    """Ops in order, over buffers in one arena. Keeps alive what its ops refer to."""
+
+    def __init__(
+        self, runtime: Runtime, kv_cache: KVCache, shape: PlanShape, arena_nbytes: int
+    ) -> None: ...
+    def add_buffer(self, offset: int, features: int, is_logits: bool) -> int:
+        """A buffer at a byte offset (multiple of 64) -> the id by which ops refer to it."""
+    def add_embed(self, table: LinearWeight, out: int) -> None: ...
+    def add_rms_norm(self, x: int, norm: RmsNorm, out: int) -> None: ...
+    def add_linear(
+        self,
+        x: int,
+        weight: LinearWeight,
+        out: int,
+        norm: RmsNorm | None,
+        is_gated: bool,
+        residual: int,
+    ) -> None:
+        """x is normalised, or gated, first; residual -1: none; out may be the residual."""
+    def add_rope_and_cache(
+        self, qkv: int, layer: int, q_norm: RmsNorm | None, k_norm: RmsNorm | None, out: int
+    ) -> None: ...
+    def add_attention(self, q: int, layer: int, out: int) -> None: ...
+    def add_silu_mul(self, gate_up: int, out: int) -> None: ...
+    def add_select(self, x: int, out: int) -> None: ...
+    def finish(self, logits: int) -> None:
+        """No op follows; `logits` is what run returns."""
+    def run(self, batch: BatchArrays) -> _F32:
+        """Run one step -> logits [num_logits, vocab], a view valid until the next run."""
+    def op_times(self) -> dict[str, float]:
+        """Seconds that the first thread spent in each kind of op since the plan was made."""
+
+class testing:  # noqa: N801 - a submodule
+    """Single kernels of a named instruction set, for tests and benchmarks."""
+
+    @staticmethod
+    def linear(
+        isa: str,
+        x: _F32,
+        weight: LinearWeight,
+        num_threads: int = 1,
+        prologue: str = "none",
+        norm_weight: _F32 | None = None,
+        eps: float = 0.0,
+        residual: _F32 | None = None,
+    ) -> _F32:
+        """x: [tokens, cols]; prologue none, rms_norm or silu_mul (x: [tokens, 2 cols])."""
+    @staticmethod
+    def rms_norm(isa: str, x: _F32, weight: _F32, eps: float, num_threads: int = 1) -> _F32: ...
+    @staticmethod
+    def silu_mul(isa: str, gate_up: _F32, num_threads: int = 1) -> _F32: ...
+    @staticmethod
+    def embed(isa: str, input_ids: _I32, table: LinearWeight, num_threads: int = 1) -> _F32: ...
+    @staticmethod
+    def rope_table(
+        isa: str,
+        positions: _I32,
+        inv_freq: _F32,
+        attention_factor: float = 1.0,
+        num_threads: int = 1,
+    ) -> _F32:
+        """cos and sin -> [tokens, 2, rope_dim / 2]."""
+    @staticmethod
+    def rope_and_cache(
+        isa: str,
+        qkv: _F32,
+        batch: BatchArrays,
+        cos_sin: _F32,
+        cache: KVCache,
+        layer: int = 0,
+        is_interleaved: bool = False,
+        q_norm: _F32 | None = None,
+        k_norm: _F32 | None = None,
+        eps: float = 0.0,
+        num_threads: int = 1,
+    ) -> _F32: ...
+    @staticmethod
+    def attention(
+        isa: str,
+        q: _F32,
+        batch: BatchArrays,
+        cache: KVCache,
+        layer: int = 0,
+        scale: float = 1.0,
+        num_threads: int = 1,
+    ) -> _F32: ...
+    @staticmethod
+    def sample(
+        isa: str, logits: _F32, params: SamplingArrays, num_threads: int = 1
+    ) -> _Sampled: ...
+    @staticmethod
+    def num_pool_threads() -> int:
+        """Threads in the pool now, without the caller."""

@@ -1,0 +1,134 @@
+"""The CPU backend: packs weights natively and records models as native plans."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caudal import _native
+from caudal.errors import ConfigError
+from caudal.ops.cpu_recorder import CpuOps
+from caudal.ops.interface import (
+    BatchArrays,
+    KVCacheSpec,
+    PlanSpec,
+    RawMatrix,
+    SamplingArrays,
+    SamplingResult,
+)
+from caudal.ops.raw import as_float32
+
+logger = logging.getLogger(__name__)
+
+BLOCK_SIZE = 16
+"""Tokens per KV block in the kernels' layout."""
+
+
+def kv_block_bytes(spec: KVCacheSpec) -> int:
+    """Bytes of one KV block over all layers; int8 has a float32 scale per token and head."""
+    values = 2 * spec.block_size * spec.head_dim
+    head = values + 2 * spec.block_size * 4 if spec.is_int8 else values * 2
+    return spec.num_layers * spec.num_kv_heads * head
+
+
+class CpuPlan:
+    """A compiled forward pass; `run` enters the thread pool once for the whole step."""
+
+    def __init__(self, native: _native.Plan) -> None:
+        self._native = native
+
+    def run(self, batch: BatchArrays) -> NDArray[np.float32]:
+        """Run one step -> logits [num_logits, vocab], a view valid until the next run.
+
+        Releases the GIL. Not thread-safe. Raises ValueError if the batch exceeds the plan's
+        capacity, contradicts itself or names tokens, slots or blocks that do not exist; TypeError
+        if an array is not int32 or not contiguous.
+        """
+        return self._native.run(batch)
+
+    def op_times(self) -> dict[str, float]:
+        """Seconds spent in each kind of op since the plan was made."""
+        return self._native.op_times()
+
+
+class CpuBackend:
+    """Owns the choice of kernels and the number of threads; weights are packed into its memory."""
+
+    def __init__(self, num_threads: int, isa: str | None = None) -> None:
+        """Raises ConfigError if `isa` cannot run here or `num_threads` is out of range."""
+        try:
+            self._runtime = _native.Runtime(isa or "", num_threads)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        logger.info("kernels: %s, %d threads", self.isa, self.num_threads)
+        if self.isa == "ref":
+            logger.warning("the portable kernels are in use: correct, but many times slower")
+
+    @property
+    def isa(self) -> str:
+        """Name of the kernel set in use."""
+        return self._runtime.isa
+
+    @property
+    def num_threads(self) -> int:
+        """Compute threads, the caller included."""
+        return self._runtime.num_threads
+
+    def pack_linear(
+        self, parts: Sequence[RawMatrix], bias: NDArray[np.float32] | None = None
+    ) -> _native.LinearWeight:
+        """Pack one matrix, or several stacked by rows, with an optional bias [rows].
+
+        Raises ValueError if a type is unknown, or sizes do not fit each other.
+        """
+        matrices = []
+        for part in parts:
+            rows, cols = part.shape
+            data = np.ascontiguousarray(part.data).reshape(-1)
+            matrices.append((int(part.ggml_type), rows, cols, data))
+        if bias is not None:
+            bias = np.ascontiguousarray(bias, dtype=np.float32)
+        return self._runtime.pack_linear(matrices, bias)
+
+    def pack_vector(self, part: RawMatrix) -> NDArray[np.float32]:
+        """A norm weight or bias as float32 [size]."""
+        return as_float32(part).reshape(-1)
+
+    def create_kv_cache(self, spec: KVCacheSpec) -> _native.KVCache:
+        """A zeroed cache; memory is committed as blocks are first used.
+
+        Raises ConfigError if the kernels do not support the shape, MemoryError if the system
+        refuses the address space.
+        """
+        if spec.block_size != BLOCK_SIZE:
+            raise ConfigError(f"block_size: the kernels need {BLOCK_SIZE}, got {spec.block_size}")
+        try:
+            return _native.KVCache(
+                spec.num_layers, spec.num_blocks, spec.num_kv_heads, spec.head_dim, spec.is_int8
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+    def compile(
+        self,
+        forward: Callable[[CpuOps], object],
+        spec: PlanSpec,
+        kv_cache: _native.KVCache,
+    ) -> CpuPlan:
+        """Record `forward` once, fuse, place the buffers and build the native plan.
+
+        Raises ValueError if shapes within the model do not fit each other.
+        """
+        ops = CpuOps(spec)
+        logits = forward(ops)
+        return CpuPlan(ops.build(logits, self._runtime, kv_cache))
+
+    def sample(self, logits: NDArray[np.float32], params: SamplingArrays) -> SamplingResult:
+        """Choose a token per row of logits [rows, vocab], which may be overwritten.
+
+        Raises ValueError if the arrays of `params` do not fit the logits or each other.
+        """
+        return SamplingResult(*self._runtime.sample(logits, params))
