@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from caudal.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
 from caudal.engine.core import EngineCore
@@ -76,7 +76,7 @@ class LLM:
         )
         with GGUFFile.open(path) as gguf:
             self.tokenizer = Tokenizer.from_gguf_metadata(gguf.metadata)
-            self.chat_template = ChatTemplate.from_gguf_metadata(gguf.metadata)
+            self.chat_template = ChatTemplate.from_gguf_metadata(gguf.metadata, self.tokenizer)
         executor = UniProcExecutor(config)
         self.max_model_len = executor.info.memory.max_model_len
         self._core = EngineCore(config, executor)
@@ -110,14 +110,32 @@ class LLM:
         stop: Sequence[str] = (),
     ) -> list[Completion]:
         """Answer one conversation, or each of several, through the model's chat template."""
-        many = [conversations] if _is_conversation(conversations) else conversations
-        ids = [
-            self.tokenizer.encode_prompt(
-                self.chat_template.render(messages, add_generation_prompt=True)
-            )
-            for messages in many
-        ]
-        return self._run(ids, sampling, stop)
+        is_one = _is_conversation(conversations)
+        many = cast("Sequence[Messages]", [conversations] if is_one else conversations)
+        return self._run([self._render(messages) for messages in many], sampling, stop)
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        sampling: SamplingParams | None = None,
+        *,
+        stop: Sequence[str] = (),
+    ) -> Iterator[Completion]:
+        """Answer one conversation, yielding the same growing completion after each step.
+
+        Closing the iterator early stops the answer. Raises as `chat` does.
+        """
+        (completion,), open_requests = self._submit([self._render(messages)], sampling, stop)
+        try:
+            while open_requests:
+                self._deliver(self._core.step(), open_requests)
+                yield completion
+        finally:
+            self._abort_all(open_requests)
+
+    def _render(self, messages: Messages) -> list[int]:
+        prompt = self.chat_template.render(messages, add_generation_prompt=True)
+        return self.tokenizer.encode_prompt(prompt)
 
     def _run(
         self,
@@ -125,6 +143,21 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         stop: Sequence[str],
     ) -> list[Completion]:
+        completions, open_requests = self._submit(prompts, sampling, stop)
+        try:
+            while open_requests:
+                self._deliver(self._core.step(), open_requests)
+        finally:
+            self._abort_all(open_requests)
+        return completions
+
+    def _submit(
+        self,
+        prompts: list[list[int]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        stop: Sequence[str],
+    ) -> tuple[list[Completion], dict[str, _Open]]:
+        """Hand every prompt to the engine, or none of them."""
         each = self._per_prompt(prompts, sampling)
         open_requests: dict[str, _Open] = {}
         completions = []
@@ -140,12 +173,7 @@ class LLM:
             for refusal in self._core.add_requests([request]):
                 self._abort_all(open_requests)
                 raise InvalidRequestError(refusal.message, param="prompt")
-        try:
-            while open_requests:
-                self._deliver(self._core.step(), open_requests)
-        finally:
-            self._abort_all(open_requests)
-        return completions
+        return completions, open_requests
 
     def _deliver(self, outputs: list[RequestOutput], open_requests: dict[str, _Open]) -> None:
         """Append new tokens to their completions; close what ended or hit a stop string."""

@@ -36,9 +36,7 @@ def tokenizer(model: Path) -> Tokenizer:
 @cache
 def chat_template(model: Path) -> ChatTemplate:
     with GGUFFile.open(model) as gguf:
-        source = gguf.get_str("tokenizer.chat_template")
-    own = tokenizer(model)
-    return ChatTemplate(source, own.token_text(own.bos_id), own.token_text(own.eos_id))
+        return ChatTemplate.from_gguf_metadata(gguf.metadata, tokenizer(model))
 
 
 @cache

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from caudal.errors import ConfigError, ModelFileError
 from caudal.ops.interface import Backend, LinearWeight, RawMatrix, VectorWeight
+from caudal.weights.dequant import dequantize
 
 
 class WeightLoader:
@@ -44,13 +45,8 @@ class WeightLoader:
         return self.backend.pack_vector(self._tensor(name))
 
     def array(self, name: str) -> NDArray[np.float32]:
-        """A small float tensor (bias, rope factors) as float32, flattened."""
-        tensor = self._tensor(name)
-        kinds = {0: np.dtype("<f4"), 1: np.dtype("<f2")}
-        if tensor.ggml_type not in kinds:
-            raise ModelFileError(f"tensor {name}: expected F32 or F16, got {tensor.ggml_type!r}")
-        values = np.ascontiguousarray(tensor.data).view(kinds[tensor.ggml_type])
-        return values.astype(np.float32).ravel()
+        """A small tensor (bias, rope factors) as float32, flattened."""
+        return dequantize(self._tensor(name)).ravel()
 
     def _tensor(self, name: str) -> RawMatrix:
         try:
