@@ -7,16 +7,18 @@ bit of a logit is seen even where it does not change the token.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from caudal.config import CacheConfig, KVCacheDType, SchedulerConfig
+from caudal.sampling_params import SamplingParams
 from tests.engine.engine_harness import GREEDY, Harness, Result
 
 DTYPES = [KVCacheDType.F16, KVCacheDType.INT8]
-NO_TARGETS = {"tpot_ms": None, "ttft_ms": None}
+NO_TARGETS = SchedulerConfig(tpot_ms=None, ttft_ms=None)
 
 pytestmark = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
@@ -66,7 +68,7 @@ def test_chunked_at_odd_sizes(demo_model: Path, dtype: KVCacheDType, chunk: int)
     engine = Harness(
         demo_model,
         cache=CacheConfig(kv_cache_dtype=dtype, num_blocks=256),
-        scheduler=SchedulerConfig(max_num_batched_tokens=chunk, max_num_seqs=1, **NO_TARGETS),
+        scheduler=replace(NO_TARGETS, max_num_batched_tokens=chunk, max_num_seqs=1),
     )
     check(engine.generate([PROMPT])[0], demo_model, dtype)
     assert engine.num_steps >= len(PROMPT) // chunk
@@ -87,9 +89,9 @@ def test_after_preemption(demo_model: Path, dtype: KVCacheDType) -> None:
     engine = Harness(
         demo_model,
         cache=CacheConfig(kv_cache_dtype=dtype, num_blocks=num_blocks),
-        scheduler=SchedulerConfig(max_model_len=400, max_num_batched_tokens=96, **NO_TARGETS),
+        scheduler=replace(NO_TARGETS, max_model_len=400, max_num_batched_tokens=96),
     )
-    long = GREEDY.__class__(temperature=0.0, max_tokens=60, ignore_eos=True, num_logprobs=0)
+    long = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, num_logprobs=0)
     reference = Harness(demo_model, cache=CacheConfig(kv_cache_dtype=dtype, num_blocks=num_blocks))
     prompts = [random_prompt(seed, 250 + seed) for seed in range(6)]
     results = engine.generate(prompts, long)

@@ -112,10 +112,10 @@ def test_step_that_fails_as_a_whole_ends_its_requests_only(
 ) -> None:
     engine = Harness(tiny_model)
     execute = engine.executor.execute
-    failures = iter([True])
+    remaining = [True]
 
     def fail_once(output: SchedulerOutput) -> ModelRunnerOutput:
-        if output.num_scheduled_tokens and next(failures, False):
+        if output.num_scheduled_tokens and remaining and remaining.pop():
             raise RuntimeError("secret detail")
         return execute(output)
 

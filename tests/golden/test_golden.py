@@ -63,9 +63,10 @@ def log_softmax(model: Path, ids: list[int], dtype: KVCacheDType) -> NDArray[np.
             logits_indices=wanted,
         )
         rows.append(executor(model, dtype).run_plan(batch).astype(np.float64))
-    logits = np.concatenate(rows)
+    logits: NDArray[np.float64] = np.concatenate(rows)
     logits -= logits.max(axis=1, keepdims=True)
-    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return logits
 
 
 case_parameter = pytest.mark.parametrize(
