@@ -161,7 +161,7 @@ class ZmqEngineClient:
         self._process.stdin.write(encode_launch(launch))
         self._process.stdin.close()
         self._last_message = time.monotonic()
-        loop.add_reader(receiver.getsockopt(zmq.FD), self._receive)
+        loop.add_reader(_descriptor(receiver), self._receive)
         self._watcher = loop.create_task(self._watch(self._process))
 
     async def wait_ready(self) -> EngineReady:
@@ -294,12 +294,19 @@ class ZmqEngineClient:
         if self._sockets is not None:
             sender, receiver = self._sockets
             self._sockets = None
-            asyncio.get_running_loop().remove_reader(receiver.getsockopt(zmq.FD))
+            asyncio.get_running_loop().remove_reader(_descriptor(receiver))
             sender.close()
             receiver.close()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
+
+
+def _descriptor(socket: zmq.Socket[bytes]) -> int:
+    """The file descriptor that signals (by edges) that a ZMQ socket has something."""
+    descriptor = socket.getsockopt(zmq.FD)
+    assert isinstance(descriptor, int)
+    return descriptor
 
 
 def _refusal_error(refusal: Refusal) -> RequestError:

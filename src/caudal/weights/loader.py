@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caudal.errors import ConfigError, ModelFileError
-from caudal.ops.interface import Backend, LinearWeight, RawMatrix, VectorWeight
+from caudal.ops.interface import Backend, LinearWeight, VectorWeight
 from caudal.weights.dequant import dequantize
+from caudal.weights.gguf import GGUFTensor
 
 
 class WeightLoader:
@@ -20,7 +21,7 @@ class WeightLoader:
 
     def __init__(
         self,
-        tensors: Mapping[str, RawMatrix],
+        tensors: Mapping[str, GGUFTensor],
         backend: Backend,
         *,
         rank: int = 0,
@@ -48,7 +49,7 @@ class WeightLoader:
         """A small tensor (bias, rope factors) as float32, flattened."""
         return dequantize(self._tensor(name)).ravel()
 
-    def _tensor(self, name: str) -> RawMatrix:
+    def _tensor(self, name: str) -> GGUFTensor:
         try:
             return self._tensors[name]
         except KeyError:
