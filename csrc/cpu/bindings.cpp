@@ -13,7 +13,7 @@ LinearWeight pack(Runtime& runtime, const std::vector<RawPart>& parts,
   }
   LinearWeight weight;
   {
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     weight = pack_linear(matrices, runtime.arena, runtime.num_threads);
   }
   if (bias) {
@@ -74,6 +74,6 @@ NB_MODULE(_native, m) {
   bind_plan(m);
   nb::module_ testing = m.def_submodule("testing");
   bind_testing(testing);
-  // Join the threads while the interpreter is still whole.
-  nb::module_::import_("atexit").attr("register")(nb::cpp_function(stop_threads));
+  // While the interpreter is still whole.
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function(shut_down));
 }

@@ -15,6 +15,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "gil.h"
 #include "runtime.h"
 
 namespace caudal {

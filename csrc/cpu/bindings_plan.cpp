@@ -81,7 +81,7 @@ NumpyArray<float> run(nb::handle_t<Plan> self, nb::handle arrays) {
   Plan& plan = nb::cast<Plan&>(self);
   const Batch batch = batch_from(arrays);
   {
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     plan.run(batch);
   }
   const size_t shape[] = {static_cast<size_t>(batch.num_logits),

@@ -96,7 +96,7 @@ SampleResult sample(const Runtime& runtime, MutableArray<float, 2> logits, nb::h
   args.top_ids = top_ids.data();
   args.top_logprobs = top_logprobs.data();
   if (rows > 0) {
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     run_kernel(runtime.table->sample, args, runtime.num_threads);
   }
   return {ids, logprobs, ranks, top_ids, top_logprobs};

@@ -47,7 +47,7 @@ NumpyArray<float> linear(const std::string& isa, F32Matrix x, const LinearWeight
                         .out = out.data(),
                         .out_stride = weight.rows,
                         .panels = panels.data()};
-  const nb::gil_scoped_release release;
+  const ReleaseGil release;
   run_kernel(runtime.table->linear, args, num_threads);
   return out;
 }
@@ -66,7 +66,7 @@ NumpyArray<float> rms_norm(const std::string& isa, F32Matrix x, F32Vector weight
                          .eps = eps,
                          .out = out.data(),
                          .out_stride = cols};
-  const nb::gil_scoped_release release;
+  const ReleaseGil release;
   run_kernel(runtime.table->rms_norm, args, num_threads);
   return out;
 }
@@ -79,7 +79,7 @@ NumpyArray<float> silu_mul(const std::string& isa, F32Matrix gate_up, int num_th
                          .num_tokens = static_cast<int>(gate_up.shape(0)),
                          .cols = static_cast<int>(gate_up.shape(1) / 2),
                          .out = out.data()};
-  const nb::gil_scoped_release release;
+  const ReleaseGil release;
   run_kernel(runtime.table->silu_mul, args, num_threads);
   return out;
 }
@@ -97,7 +97,7 @@ NumpyArray<float> embed(const std::string& isa, I32Vector input_ids, const Linea
   batch.input_ids = input_ids.data();
   const EmbedArgs args{
       .batch = &batch, .table = table.segments[0], .out = out.data(), .out_stride = table.cols};
-  const nb::gil_scoped_release release;
+  const ReleaseGil release;
   run_kernel(runtime.table->embed, args, num_threads);
   return out;
 }
@@ -114,7 +114,7 @@ NumpyArray<float> rope_table(const std::string& isa, I32Vector positions, F32Vec
                            .rope_dim = static_cast<int>(inv_freq.size()) * 2,
                            .attention_factor = attention_factor,
                            .cos_sin = out.data()};
-  const nb::gil_scoped_release release;
+  const ReleaseGil release;
   run_kernel(runtime.table->rope_table, args, num_threads);
   return out;
 }
@@ -147,7 +147,7 @@ NumpyArray<float> rope_and_cache(const std::string& isa, F32Matrix qkv, nb::hand
                            .q_norm = data_or_null(q_norm),
                            .k_norm = data_or_null(k_norm),
                            .eps = eps};
-  const nb::gil_scoped_release release;
+  const ReleaseGil release;
   run_kernel(runtime.table->rope_and_cache, args, num_threads);
   return out;
 }
@@ -178,7 +178,7 @@ NumpyArray<float> attention(const std::string& isa, F32Matrix q, nb::handle batc
                            .num_heads = num_heads,
                            .scale = scale,
                            .partials = reinterpret_cast<float*>(partials.data())};
-  const nb::gil_scoped_release release;
+  const ReleaseGil release;
   run_kernel(runtime.table->attention, args, num_threads);
   return out;
 }
