@@ -19,6 +19,7 @@ import zmq
 from caudal.config import EngineConfig
 from caudal.engine.messages import (
     AbortRequests,
+    DebugFault,
     EngineFailed,
     EngineReady,
     EngineRequest,
@@ -188,6 +189,10 @@ class ZmqEngineClient:
         """See EngineClient.abort."""
         if self._sockets is not None and request_ids:
             self._send(AbortRequests(request_ids=request_ids))
+
+    def inject_fault(self, request_id: str, after_output_tokens: int) -> None:
+        """Tests only: make a request raise inside a step after so many output tokens."""
+        self._send(DebugFault(request_id=request_id, after_output_tokens=after_output_tokens))
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until no request is open, at most `timeout_s`; then abort what is left."""
