@@ -1,0 +1,274 @@
+// Attention one row at a time in plain C++, with the arithmetic written in attention_kernels.h.
+#include "../attention_schedule.h"
+#include "../isa_kernels.h"
+#include "../numerics.h"
+
+namespace caudal::ref {
+namespace {
+
+constexpr int kMaxHeadDim = 256;
+constexpr float kLog2E = 1.44269504f;
+constexpr float kQuantMax15 = 32767.0f;
+constexpr float kInfinity = __builtin_inff();
+
+float exp2_approx(float x) {
+  if (x < -126.0f) return 0.0f;
+  const F32x1 shifted{x + kRoundShift};
+  const float r = x - (shifted.v - kRoundShift);
+  float p = __builtin_fmaf(0x1.5bba14p-10f, r, 0x1.3cea88p-7f);
+  p = __builtin_fmaf(p, r, 0x1.c6b752p-5f);
+  p = __builtin_fmaf(p, r, 0x1.ebf9bcp-3f);
+  p = __builtin_fmaf(p, r, 0x1.62e42ap-1f);
+  p = __builtin_fmaf(p, r, 1.0f);
+  return F32x1::add_exponent({p}, shifted).v;
+}
+
+uint32_t magnitude_bits(float x) { return __builtin_bit_cast(uint32_t, x) & 0x7fffffffu; }
+
+// Rounds to nearest even and saturates to int16; NaN gives -32768, as the vector instructions do.
+int16_t round_int16(float x) {
+  if (!(x >= -32768.0f)) return -32768;
+  if (x > 32767.0f) return 32767;
+  return static_cast<int16_t>((x + kRoundShift) - kRoundShift);
+}
+
+// The keys and values of one (sequence, head).
+struct Cache {
+  const KVLayer& kv;
+  const int32_t* block_table;
+  int head;
+
+  const std::byte* block(int token) const {
+    return kv.base + block_table[token / kBlockSize] * kv.block_stride + head * kv.head_stride;
+  }
+  float half(int token, int64_t index) const {
+    return half_to_float(reinterpret_cast<const uint16_t*>(block(token))[index]);
+  }
+  float half_key(int token, int d) const { return half(token, d * kBlockSize + token % kBlockSize); }
+  float half_value(int token, int d) const {
+    return half(token, (kBlockSize + token % kBlockSize) * int64_t{kv.head_dim} + d);
+  }
+  int int8_key(int token, int d) const {
+    const int64_t index = d / 2 * 2 * kBlockSize + token % kBlockSize * 2 + d % 2;
+    return static_cast<int8_t>(block(token)[index]);
+  }
+  int int8_value(int token, int d) const {
+    const int64_t pair = (kBlockSize + token % kBlockSize / 2 * 2) * int64_t{kv.head_dim};
+    return static_cast<int8_t>(block(token)[pair + 2 * d + token % 2]);
+  }
+  const float* scales(int token) const {
+    return reinterpret_cast<const float*>(block(token) + 2 * kBlockSize * kv.head_dim);
+  }
+  float key_scale(int token) const { return scales(token)[token % kBlockSize]; }
+  float value_scale(int token) const { return scales(token)[kBlockSize + token % kBlockSize]; }
+};
+
+struct Query {
+  float value[kMaxHeadDim];   // f16 cache: q * scale
+  int16_t quant[kMaxHeadDim];  // int8 cache
+  float scale;                // of `quant`, softmax scale included
+};
+
+// Running state of a split, or of the splits merged so far.
+struct State {
+  float acc[kMaxHeadDim];
+  float max;
+  float sum;
+};
+
+void load_query(const float* q, const KVLayer& kv, float scale, Query& out) {
+  uint32_t bits = 0;
+  for (int d = 0; d < kv.head_dim; ++d) {
+    out.value[d] = q[d] * scale;
+    if (magnitude_bits(q[d]) > bits) bits = magnitude_bits(q[d]);
+  }
+  if (!kv.is_int8) return;
+  const QuantScale s = quant_scale(bits, kQuantMax15);
+  for (int d = 0; d < kv.head_dim; ++d) out.quant[d] = round_int16(q[d] * s.inverse);
+  out.scale = s.d * scale;
+}
+
+float score(const Cache& cache, const Query& q, int token) {
+  if (!cache.kv.is_int8) {
+    float sum = 0.0f;
+    for (int d = 0; d < cache.kv.head_dim; ++d) {
+      sum = __builtin_fmaf(q.value[d], cache.half_key(token, d), sum);
+    }
+    return sum;
+  }
+  int32_t dot = 0;
+  for (int d = 0; d < cache.kv.head_dim; ++d) dot += q.quant[d] * cache.int8_key(token, d);
+  return (static_cast<float>(dot) * q.scale) * cache.key_scale(token);
+}
+
+// acc += sum of weight * value over `count` tokens from `begin` on.
+void add_values(const Cache& cache, const float* p, int begin, int count, float correction,
+                float* acc) {
+  const int head_dim = cache.kv.head_dim;
+  if (!cache.kv.is_int8) {
+    for (int d = 0; d < head_dim; ++d) {
+      float sum = acc[d] * correction;
+      for (int t = 0; t < count; ++t) {
+        sum = __builtin_fmaf(p[t], cache.half_value(begin + t, d), sum);
+      }
+      acc[d] = sum;
+    }
+    return;
+  }
+  float weight[kChunkTokens];
+  uint32_t bits = 0;
+  for (int t = 0; t < count; ++t) {
+    weight[t] = p[t] * cache.value_scale(begin + t);
+    const uint32_t w = __builtin_bit_cast(uint32_t, weight[t]);
+    if (w > bits) bits = w;
+  }
+  const float largest = __builtin_bit_cast(float, bits);
+  const bool is_tiny = largest < kQuantMin;
+  const float inverse = is_tiny ? 0.0f : kQuantMax15 / largest;
+  const float scale = is_tiny ? 0.0f : largest * (1.0f / kQuantMax15);
+  int16_t quant[kChunkTokens];
+  for (int t = 0; t < count; ++t) quant[t] = round_int16(weight[t] * inverse);
+  for (int d = 0; d < head_dim; ++d) {
+    int32_t sum = 0;
+    for (int t = 0; t < count; ++t) sum += quant[t] * cache.int8_value(begin + t, d);
+    acc[d] = __builtin_fmaf(static_cast<float>(sum), scale, acc[d] * correction);
+  }
+}
+
+void add_chunk(const Cache& cache, const Query& q, int begin, int count, State& s) {
+  float p[kChunkTokens] = {};
+  float max = s.max;
+  for (int t = 0; t < count; ++t) {
+    p[t] = score(cache, q, begin + t);
+    max = max > p[t] ? max : p[t];
+  }
+  float lane[kBlockSize] = {};
+  for (int t = 0; t < count; ++t) p[t] = exp2_approx(p[t] - max);
+  for (int i = 0; i < kBlockSize; ++i) lane[i] = (p[i] + p[16 + i]) + (p[32 + i] + p[48 + i]);
+  for (int step = 8; step > 0; step /= 2) {
+    for (int i = 0; i < step; ++i) lane[i] += lane[i + step];
+  }
+  const float correction = exp2_approx(s.max - max);
+  s.max = max;
+  s.sum = __builtin_fmaf(s.sum, correction, lane[0]);
+  add_values(cache, p, begin, count, correction, s.acc);
+}
+
+void run_split(const Cache& cache, const Query& q, int split, int visible, State& s) {
+  for (int d = 0; d < cache.kv.head_dim; ++d) s.acc[d] = 0.0f;
+  s.max = -kInfinity;
+  s.sum = 0.0f;
+  const int begin = split * kSplitTokens;
+  const int end = visible < begin + kSplitTokens ? visible : begin + kSplitTokens;
+  for (int t = begin; t < end; t += kChunkTokens) {
+    add_chunk(cache, q, t, end - t < kChunkTokens ? end - t : kChunkTokens, s);
+  }
+}
+
+void merge(State& total, const State& s, int head_dim) {
+  const float max = total.max > s.max ? total.max : s.max;
+  const float a = exp2_approx(total.max - max);
+  const float b = exp2_approx(s.max - max);
+  for (int d = 0; d < head_dim; ++d) {
+    total.acc[d] = __builtin_fmaf(s.acc[d], b, total.acc[d] * a);
+  }
+  total.max = max;
+  total.sum = __builtin_fmaf(s.sum, b, total.sum * a);
+}
+
+void write_output(const State& total, int head_dim, float* out) {
+  const float inverse = 1.0f / total.sum;
+  for (int d = 0; d < head_dim; ++d) out[d] = total.acc[d] * inverse;
+}
+
+// One query of one head of a task.
+struct Row {
+  int visible;  // keys that it sees
+  float* out;
+  const float* q;
+  float* partial;  // of split 0, or null
+  int64_t partial_step;
+
+  Row(const AttentionArgs& args, const AttentionTask& task, int row) {
+    const int group = args.num_heads / args.kv.num_kv_heads;
+    const int query = task.query_begin + row / group;
+    const int64_t head = task.kv_head * group + row % group;
+    const int64_t offset = (query * int64_t{args.num_heads} + head) * args.kv.head_dim;
+    const int64_t stride = partial_stride(args.kv.head_dim);
+    visible = args.batch->seq_lens[task.seq] - args.batch->query_start_loc[task.seq + 1] + query + 1;
+    out = args.out + offset;
+    q = args.q + offset;
+    partial_step = int64_t{task.query_count} * group * stride;
+    partial = task.partial < 0 ? nullptr : args.partials + (task.partial + row) * stride;
+    if (partial) partial -= task.split_begin * partial_step;
+  }
+};
+
+void run_row(const AttentionArgs& args, const AttentionTask& task, const Row& row) {
+  const int head_dim = args.kv.head_dim;
+  const Cache cache{args.kv, args.batch->block_tables + task.seq * args.batch->block_table_stride,
+                    task.kv_head};
+  Query q;
+  load_query(row.q, args.kv, args.scale * kLog2E, q);
+  State total;
+  for (int split = task.split_begin; split < task.split_begin + task.split_count; ++split) {
+    if (split * kSplitTokens >= row.visible) break;
+    State s;
+    run_split(cache, q, split, row.visible, s);
+    if (row.partial) {
+      float* out = row.partial + split * row.partial_step;
+      for (int d = 0; d < head_dim; ++d) out[d] = s.acc[d];
+      out[head_dim] = s.max;
+      out[head_dim + 1] = s.sum;
+    } else if (split == 0) {
+      total = s;
+    } else {
+      merge(total, s, head_dim);
+    }
+  }
+  if (!row.partial && row.visible > 0) write_output(total, head_dim, row.out);
+}
+
+void merge_row(const AttentionArgs& args, const Row& row) {
+  const int head_dim = args.kv.head_dim;
+  State total;
+  for (int split = 0; split * kSplitTokens < row.visible; ++split) {
+    const float* in = row.partial + split * row.partial_step;
+    State s;
+    for (int d = 0; d < head_dim; ++d) s.acc[d] = in[d];
+    s.max = in[head_dim];
+    s.sum = in[head_dim + 1];
+    if (split == 0) {
+      total = s;
+    } else {
+      merge(total, s, head_dim);
+    }
+  }
+  if (row.visible > 0) write_output(total, head_dim, row.out);
+}
+
+}  // namespace
+
+void attention(const AttentionArgs& args, Worker& worker) {
+  const AttentionSchedule& schedule = *args.schedule;
+  const int group = args.num_heads / args.kv.num_kv_heads;
+  for (int64_t i = next_task(worker); i < schedule.num_tasks; i = next_task(worker)) {
+    const AttentionTask& task = schedule.tasks[i];
+    for (int r = 0; r < task.query_count * group; ++r) {
+      const Row row(args, task, r);
+      if (row.visible <= 0) {
+        for (int d = 0; d < args.kv.head_dim; ++d) row.out[d] = 0.0f;
+      } else {
+        run_row(args, task, row);
+      }
+    }
+  }
+  if (schedule.num_merges == 0) return;
+  barrier(worker);
+  for (int64_t i = next_task(worker); i < schedule.num_merges; i = next_task(worker)) {
+    const AttentionTask& task = schedule.merges[i];
+    for (int r = 0; r < task.query_count * group; ++r) merge_row(args, Row(args, task, r));
+  }
+}
+
+}  // namespace caudal::ref
