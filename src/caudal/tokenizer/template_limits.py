@@ -20,7 +20,7 @@ _MAX_CHARS = 64_000_000
 _MAX_CHARS_EACH = 4_000_000
 """In one text; bounds the time of operations that cannot be interrupted."""
 _MAX_ITEMS = 50_000
-_MAX_VALUES = 200_000
+_MAX_VALUES = 100_000
 _MAX_INT_BITS = 4096
 _MAX_WIDTH = 1000
 _WIDE_FIELD = re.compile(r"\d{4}|\*|\{[^{}]*\{")
