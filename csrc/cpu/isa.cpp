@@ -5,6 +5,12 @@
 
 #include "isa_kernels.h"
 
+#if defined(CAUDAL_X86)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace caudal {
 
 int score_ref() { return 1; }
@@ -23,11 +29,26 @@ int score_avx512vnni() {
                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
   return ok ? 20 : 0;
 }
+
+int score_amx() {
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
+  constexpr unsigned kTileBits = (1u << 24) | (1u << 25);  // AMX-TILE, AMX-INT8
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  const bool has_tiles = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kTileBits) == kTileBits;
+  if (score_avx512vnni() == 0 || !has_tiles) return 0;
+#if defined(SYS_arch_prctl)
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0 ? 30 : 0;
+#else
+  return 0;
+#endif
+}
 #endif
 
 std::vector<const KernelTable*> all_tables() {
   return {
 #if defined(CAUDAL_X86)
+      &amx::kTable,
       &avx512vnni::kTable,
       &avx2::kTable,
 #endif

@@ -13,6 +13,8 @@ namespace caudal {
 int score_ref();
 int score_avx2();
 int score_avx512vnni();
+// Asks the system for the tile registers, which it grants to the process and its later threads.
+int score_amx();
 
 // All kernel sets in this build, and those that this machine can run, best first.
 std::vector<const KernelTable*> all_tables();

@@ -1,6 +1,5 @@
 #include "pack_decode.h"
 
-#include <cmath>
 #include <cstring>
 
 #include "numerics.h"
@@ -19,7 +18,10 @@ float load_half(const uint8_t* p) { return half_to_float(load_u16(p)); }
 void decode_q4_0(const uint8_t* row, int64_t block, BlockW4& out) {
   const uint8_t* p = row + block * 18;
   out.d = load_u16(p);
-  out.m = float_to_half(-8.0f * half_to_float(out.d));
+  const int exponent = (out.d >> 10) & 31;
+  const bool is_plain = exponent > 0 && exponent < 28;  // 8 d only adds to the exponent
+  out.m = is_plain ? static_cast<uint16_t>((out.d + (3 << 10)) ^ 0x8000)
+                   : float_to_half(-8.0f * half_to_float(out.d));
   std::memcpy(out.q, p + 2, 16);
 }
 
@@ -56,19 +58,28 @@ void decode_q4_k(const uint8_t* row, int64_t block, BlockW4& out) {
   out.d = float_to_half(scale.d);
   out.m = float_to_half(-scale.m);
   const uint8_t* q = p + 16 + i / 2 * 32;
-  const int shift = i % 2 * 4;
   for (int j = 0; j < 16; ++j) {
-    out.q[j] = static_cast<uint8_t>(((q[j] >> shift) & 15) | (((q[j + 16] >> shift) & 15) << 4));
+    const int low = i % 2 == 0 ? (q[j] & 15) | (q[j + 16] << 4) : (q[j] >> 4) | (q[j + 16] & 0xf0);
+    out.q[j] = static_cast<uint8_t>(low);
   }
+}
+
+// Bit i of `bits` as byte i: 16 if it is set.
+uint64_t spread_bits(uint8_t bits) {
+  const uint64_t picked = (bits * 0x0101010101010101u) & 0x8040201008040201u;
+  return (((picked + 0x7f7f7f7f7f7f7f7fu) >> 7) & 0x0101010101010101u) << 4;
 }
 
 // Values 0 … 31 of Q5_0 and Q5_1: nibbles and a word of fifth bits.
 void q5_values(const uint8_t* high_bits, const uint8_t* nibbles, int8_t* out) {
-  uint32_t high;
-  std::memcpy(&high, high_bits, 4);
+  uint8_t high[32];
+  for (int i = 0; i < 4; ++i) {
+    const uint64_t bytes = spread_bits(high_bits[i]);
+    std::memcpy(high + 8 * i, &bytes, 8);
+  }
   for (int j = 0; j < 16; ++j) {
-    out[j] = static_cast<int8_t>((nibbles[j] & 15) | (((high >> j) & 1) << 4));
-    out[j + 16] = static_cast<int8_t>((nibbles[j] >> 4) | (((high >> (j + 16)) & 1) << 4));
+    out[j] = static_cast<int8_t>((nibbles[j] & 15) | high[j]);
+    out[j + 16] = static_cast<int8_t>((nibbles[j] >> 4) | high[j + 16]);
   }
 }
 
@@ -86,23 +97,27 @@ void decode_q8_0(const uint8_t* row, int64_t block, BlockW8& out) {
 }
 
 // Quantise 32 values anew. Divides by the scale as it is stored, so that rounding the scale does
-// not bias the values.
+// not bias the values. Values that are not numbers, or infinite beside the scale, become 0.
 void requantise(const float* x, BlockW8& out) {
-  float largest = 0.0f;
-  bool has_nan = false;
+  int32_t max_bits = 0;
   for (int k = 0; k < 32; ++k) {
-    has_nan |= x[k] != x[k];
-    const float magnitude = std::fabs(x[k]);
-    largest = magnitude > largest ? magnitude : largest;
+    const int32_t bits = __builtin_bit_cast(int32_t, x[k]) & 0x7fffffff;
+    max_bits = bits > max_bits ? bits : max_bits;
   }
-  out.d = has_nan ? uint16_t{0x7e00} : float_to_half(largest / 127.0f);
+  out.d = float_to_half(__builtin_bit_cast(float, max_bits) / 127.0f);
   const float d = half_to_float(out.d);
-  const float divisor = d == 0.0f ? 1.0f : d;
-  for (int k = 0; k < 32; ++k) {
-    const F32x1 q = F32x1::min({127.0f}, F32x1::max({-127.0f}, {x[k] / divisor}));
-    const float rounded = F32x1::round(q).v;
-    out.q[k] = rounded == rounded ? static_cast<int8_t>(static_cast<int>(rounded)) : int8_t{0};
+  if (!(d < __builtin_inff())) {
+    std::memset(out.q, 0, sizeof(out.q));
+    return;
   }
+  const float divisor = d == 0.0f ? 1.0f : d;
+  int32_t q[32];
+  for (int k = 0; k < 32; ++k) {
+    const F32x1 limited = F32x1::min({127.0f}, F32x1::max({-127.0f}, {x[k] / divisor}));
+    // The sum's low bits hold the integer.
+    q[k] = __builtin_bit_cast(int32_t, limited.v + kRoundShift);
+  }
+  for (int k = 0; k < 32; ++k) out.q[k] = static_cast<int8_t>(q[k]);
 }
 
 void decode_q5_1(const uint8_t* row, int64_t block, BlockW8& out) {
@@ -121,12 +136,14 @@ void decode_q5_k(const uint8_t* row, int64_t block, BlockW8& out) {
   const int i = static_cast<int>(block % 8);
   const KScale scale = k_scale(p, i);
   const uint8_t* q = p + 48 + i / 2 * 32;
-  const int shift = i % 2 * 4;
+  const auto mask = static_cast<uint8_t>(1 << i);
+  uint8_t values[32];
   float x[32];
   for (int k = 0; k < 32; ++k) {
-    const int value = ((q[k] >> shift) & 15) | (((p[16 + k] >> i) & 1) << 4);
-    x[k] = scale.d * static_cast<float>(value) - scale.m;
+    const int low = i % 2 == 0 ? q[k] & 15 : q[k] >> 4;
+    values[k] = static_cast<uint8_t>(low | ((p[16 + k] & mask) != 0 ? 16 : 0));
   }
+  for (int k = 0; k < 32; ++k) x[k] = scale.d * static_cast<float>(values[k]) - scale.m;
   requantise(x, out);
 }
 
@@ -138,10 +155,16 @@ void decode_q6_k(const uint8_t* row, int64_t block, BlockW8& out) {
   const uint8_t* high = p + 128 + i / 4 * 32;
   const auto* scales = reinterpret_cast<const int8_t*>(p + 192) + i * 2;
   const float d = load_half(p + 208);
+  const int high_shift = quarter * 2;
+  int8_t values[32];
   float x[32];
   for (int k = 0; k < 32; ++k) {
-    const int value = ((low[k] >> (quarter / 2 * 4)) & 15) | (((high[k] >> (quarter * 2)) & 3) << 4);
-    x[k] = (d * static_cast<float>(scales[k / 16])) * static_cast<float>(value - 32);
+    const int nibble = quarter < 2 ? low[k] & 15 : low[k] >> 4;
+    values[k] = static_cast<int8_t>((nibble | (((high[k] >> high_shift) & 3) << 4)) - 32);
+  }
+  for (int half = 0; half < 2; ++half) {
+    const float scale = d * static_cast<float>(scales[half]);
+    for (int k = 16 * half; k < 16 * half + 16; ++k) x[k] = scale * static_cast<float>(values[k]);
   }
   requantise(x, out);
 }
@@ -157,9 +180,23 @@ void bf16_to_f32(const uint8_t* row, int64_t block, float* out) {
 }
 
 void bf16_to_f16(const uint8_t* row, int64_t block, uint16_t* out) {
-  float x[32];
-  bf16_to_f32(row, block, x);
-  for (int k = 0; k < 32; ++k) out[k] = float_to_half(x[k]);
+  uint16_t bits[32];
+  std::memcpy(bits, row + block * 64, 64);
+  bool is_plain = true;  // all are normal numbers in both formats
+  for (uint16_t b : bits) {
+    const auto above = static_cast<uint16_t>((b & 0x7fff) - (113 << 7));
+    is_plain &= above < (30 << 7);
+  }
+  if (is_plain) {
+    for (int k = 0; k < 32; ++k) {
+      const int magnitude = ((bits[k] & 0x7fff) - (112 << 7)) << 3;
+      out[k] = static_cast<uint16_t>(magnitude | (bits[k] & 0x8000));
+    }
+    return;
+  }
+  for (int k = 0; k < 32; ++k) {
+    out[k] = float_to_half(__builtin_bit_cast(float, static_cast<uint32_t>(bits[k]) << 16));
+  }
 }
 
 void decode_f32(const uint8_t* row, int64_t block, float* out) {
@@ -192,12 +229,12 @@ const RawType* find_raw_type(int ggml_type) {
 bool bf16_fits_f16(const uint8_t* data, size_t num_values) {
   constexpr uint16_t kAboveF16 = 0x4780;  // 65536, the first bfloat16 beyond 65504
   constexpr uint16_t kInfinity = 0x7f80;
-  bool fits = true;
+  uint16_t is_beyond = 0;
   for (size_t i = 0; i < num_values; ++i) {
     const uint16_t magnitude = load_u16(data + 2 * i) & 0x7fff;
-    fits &= magnitude < kAboveF16 || magnitude >= kInfinity;
+    is_beyond |= magnitude >= kAboveF16 && magnitude < kInfinity;
   }
-  return fits;
+  return is_beyond == 0;
 }
 
 }  // namespace caudal

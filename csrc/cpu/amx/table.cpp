@@ -1,0 +1,19 @@
+#include "../isa.h"
+#include "../isa_kernels.h"
+
+namespace caudal::amx {
+
+const KernelTable kTable = {
+    .name = "amx",
+    .score = score_amx,
+    .embed = avx512vnni::embed,
+    .rms_norm = avx512vnni::rms_norm,
+    .silu_mul = avx512vnni::silu_mul,
+    .linear = linear,
+    .rope_table = avx512vnni::rope_table,
+    .rope_and_cache = avx512vnni::rope_and_cache,
+    .attention = avx512vnni::attention,
+    .sample = avx512vnni::sample,
+};
+
+}  // namespace caudal::amx
