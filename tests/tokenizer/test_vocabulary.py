@@ -24,6 +24,7 @@ def build(metadata: dict[str, Any], **changes: Any) -> Tokenizer:
         ({"tokens": []}, "tokens is missing or empty"),
         ({"tokens": np.zeros(3, np.uint8)}, "tokens must be an array of strings"),
         ({"tokens": ["a", 1]}, "tokens must be an array of strings, not a value of type list"),
+        ({"tokens": ["a", "b\udc80"]}, "tokens: id 1 is not valid Unicode text"),
         ({"tokens": "abc"}, "tokens must be an array of strings"),
         ({"token_type": np.ones(5, np.int32)}, "token_type has 5 entries"),
         ({"token_type": np.ones(359, np.float32)}, "token_type must be an array of int32"),

@@ -97,7 +97,18 @@ def _tokens(metadata: Mapping[str, object]) -> tuple[list[str], dict[str, int]]:
         raise ModelFileError(
             f"{_PREFIX}tokens: ids {index} and {ids[tokens[index]]} are both {shown}"
         )
+    if not _is_unicode("".join(tokens)):
+        index = next(index for index, token in enumerate(tokens) if not _is_unicode(token))
+        raise ModelFileError(f"{_PREFIX}tokens: id {index} is not valid Unicode text")
     return tokens, ids
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _types(
