@@ -7,9 +7,9 @@ from collections.abc import Collection
 from caudal.kv_cache.kv_cache_manager import KVCacheManager
 from caudal.scheduler.request import Request
 
-GROWTH_BLOCKS_NEW = 1
+GROWTH_BLOCKS_NEW = 4
 """Free blocks per running request that admitting a new request leaves for growth."""
-GROWTH_BLOCKS_RETURNING = 4
+GROWTH_BLOCKS_RETURNING = 8
 """The same for a preempted request: else it would soon be preempted again."""
 
 

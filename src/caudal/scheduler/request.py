@@ -75,6 +75,8 @@ class Request:
     seed: int = field(init=False, default=0)
     arrival_index: int = field(init=False, default=0)
     """Order of arrival; a preempted request keeps its place."""
+    is_prompt_only: bool = field(init=False)
+    """max_tokens is 0: no row of this request ever samples."""
     max_total_tokens: int = field(init=False, default=0)
     """Known tokens at which the request ends for its length."""
     stop_token_ids: frozenset[int] = field(init=False, default=frozenset())
@@ -92,6 +94,7 @@ class Request:
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
+        self.is_prompt_only = self.sampling.max_tokens == 0
         if self.sampling.num_prompt_logprobs is not None:
             self.prompt_logprobs = []
 

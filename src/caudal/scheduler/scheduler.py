@@ -256,8 +256,7 @@ class Scheduler:
         The loop holds the common row itself (a decode row that goes on), as its cost is paid
         per token: `_advance` would do the same.
         """
-        block_size = self._block_size
-        running = RequestStatus.RUNNING
+        block_size, running = self._block_size, RequestStatus.RUNNING
         get_sampled = result.sampled_token_ids.get
         is_plain_step = not result.errors and not self._state.deferral.num_leaders
         outputs: list[RequestOutput] = []
@@ -327,7 +326,7 @@ class Scheduler:
             kept, reason = accept_tokens(request, sampled)
         elif num_computed >= num_known:
             reason = FinishReason.LENGTH
-            if request.sampling.max_tokens > 0:
+            if not request.is_prompt_only:
                 reason, error = FinishReason.ERROR, "the step gave no token for this request"
         if num_computed // self._block_size > num_before // self._block_size:
             num_computed = min(num_computed, len(request.token_ids))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 
 
@@ -16,71 +17,73 @@ class StepCosts:
     context_token_ms: float = 2e-5
 
 
-FORGETTING = 0.985
-"""Weight of an observation after one more; a memory of about 65 steps."""
-CLIP_SIGMAS = 3.0
-"""A residual counts for at most so many typical ones: a hiccup hardly moves the fit."""
-MIN_SIGMA = 0.03
-SIGMA_RATE = 0.1
-INITIAL_SIGMA = 1.0
-NOISE_VARIANCE = 0.05**2
+FORGETTING = 0.96
+"""Weight of an observation after one more of its kind; a memory of about 25 steps."""
+NOISE = 0.05
 """Relative noise of a measured step; sets how fast the prior gives way to data."""
-PRIOR_SPREAD = 4.0
+PRIOR_SPREAD = 3.0
 """Prior standard deviation of a coefficient, relative to its prior value."""
-
+CLIP_SIGMAS = 3.0
+"""Larger residuals lose weight in proportion (Huber): a hiccup hardly moves a settled fit."""
+MIN_SIGMA = 0.03
+INITIAL_SIGMA = 1.0
+SIGMA_RATE = 0.1
+SPEED_WINDOW = 7
+"""Steps whose median tells whether the whole machine got faster or slower."""
+SPEED_DEAD_ZONE = 0.15
 WARM_STEPS = 64
 DECODE_STRIDE = 4
-"""One in so many decode-only steps is learnt from."""
+"""Once warm, one in so many decode-only steps is learnt from: they are all alike."""
 
 _NUM = 4
-_FORGETTING_SCALE = FORGETTING**-0.5
+_Vector = tuple[float, float, float, float]
 
 
 class StepCostModel:
-    """Recursive least squares over relative errors, with forgetting per feature.
+    """Least squares on relative errors, with a prior, forgetting and no negative coefficient.
 
     ms = step + decode_row * rows + prefill_token * tokens + context_token * positions
 
     * Residuals are relative to the measured time, so 5 ms decode steps count as much as 100 ms
       prefill steps, and a slow outlier has little weight to begin with.
-    * Only features present in a step are forgotten: an hour of decoding leaves the prefill
-      coefficient as it was.
-    * Coefficients never become negative: one that would is set to zero, and the others take
-      their best values given that (projection in the metric of the fit).
+    * Steps with and without prefill are forgotten apart: an hour of decoding leaves what was
+      learnt of prefill as it was.
+    * The prior is scaled to the machine's general speed. It decides what the data leave open,
+      such as how a constant number of rows shares its cost with the step.
+    * When the machine as a whole changes speed (a neighbour, a clock), the median ratio of the
+      last steps rescales everything learnt so far.
     """
-
-    __slots__ = ("_covariance", "_max_variance", "_num_skipped", "_sigma", "_theta", "num_observed")
 
     def __init__(self, prior: StepCosts | None = None) -> None:
         prior = prior or StepCosts()
-        self._theta = [
+        self._prior: _Vector = (
             prior.step_ms,
             prior.decode_row_ms,
             prior.prefill_token_ms,
             prior.context_token_ms,
-        ]
-        self._max_variance = [(PRIOR_SPREAD * value) ** 2 for value in self._theta]
-        self._covariance = [
-            [self._max_variance[row] if row == column else 0.0 for column in range(_NUM)]
-            for row in range(_NUM)
-        ]
+        )
+        self._coefficients = self._prior
+        self._decode_steps = _NormalEquations()
+        self._prefill_steps = _NormalEquations()
+        self._log_scale = 0.0
         self._sigma = INITIAL_SIGMA
+        self._ratios: deque[float] = deque(maxlen=SPEED_WINDOW)
         self._num_skipped = 0
         self.num_observed = 0
 
     @property
     def costs(self) -> StepCosts:
         """The present coefficients."""
-        return StepCosts(*self._theta)
+        return StepCosts(*self._coefficients)
 
     def predict(self, decode_rows: int, prefill_tokens: int, context_tokens: int) -> float:
         """Milliseconds of a step; `context_tokens` is the sum of attended KV positions."""
-        step, row, token, context = self._theta
+        step, row, token, context = self._coefficients
         return step + row * decode_rows + token * prefill_tokens + context * context_tokens
 
     def prefill_ms(self, num_tokens: int, num_computed_tokens: int) -> float:
         """Milliseconds that a prefill chunk after `num_computed_tokens` adds to a step."""
-        _, _, token, context = self._theta
+        _, _, token, context = self._coefficients
         attended = num_tokens * num_computed_tokens + num_tokens * (num_tokens + 1) / 2
         return token * num_tokens + context * attended
 
@@ -91,7 +94,7 @@ class StepCostModel:
         if self.prefill_ms(limit, num_computed_tokens) <= budget_ms:
             return limit
         # prefill_ms(n) = a n^2 + b n
-        _, _, token, context = self._theta
+        _, _, token, context = self._coefficients
         a = context / 2
         b = token + context * (num_computed_tokens + 0.5)
         # 2c / (b + sqrt(b^2 + 4ac)): stable also where a vanishes.
@@ -100,67 +103,125 @@ class StepCostModel:
     def observe(
         self, decode_rows: int, prefill_tokens: int, context_tokens: int, step_ms: float
     ) -> None:
-        """Learn from a measured step; times that are not positive are ignored.
-
-        Once the fit is warm, most steps without prefill are skipped: they are all alike.
-        """
+        """Learn from a measured step; times that are not positive are ignored."""
         if not 0 < step_ms < math.inf:
             return
+        predicted = self.predict(decode_rows, prefill_tokens, context_tokens)
+        if self._follow_speed(step_ms, predicted):
+            predicted = self.predict(decode_rows, prefill_tokens, context_tokens)
         if prefill_tokens == 0 and self.num_observed >= WARM_STEPS:
             self._num_skipped = (self._num_skipped + 1) % DECODE_STRIDE
             if self._num_skipped:
                 return
-        weight = 1 / step_ms
+        step, row, token, context = self._prior
+        # In units of the prior's cost and of the measured time: the fit's target is 1.
         features = (
-            weight,
-            decode_rows * weight,
-            prefill_tokens * weight,
-            context_tokens * weight,
+            step / step_ms,
+            row * decode_rows / step_ms,
+            token * prefill_tokens / step_ms,
+            context * context_tokens / step_ms,
         )
-        self._forget(features)
-        residual = 1.0 - self.predict(decode_rows, prefill_tokens, context_tokens) * weight
-        self._learn(features, self._clip(residual))
-        self._keep_non_negative()
         self.num_observed += 1
+        self._follow_scale(sum(features))
+        equations = self._prefill_steps if prefill_tokens else self._decode_steps
+        equations.add(features, self._trust(1.0 - predicted / step_ms))
+        self._fit()
 
-    def _clip(self, residual: float) -> float:
-        """The residual within CLIP_SIGMAS; lasting large ones raise sigma and get through."""
+    def _follow_speed(self, step_ms: float, predicted_ms: float) -> bool:
+        """Rescale what was learnt if most of the last steps were off to the same side."""
+        ratios = self._ratios
+        ratios.append(step_ms / max(predicted_ms, 1e-6))
+        if len(ratios) < SPEED_WINDOW or self.num_observed < WARM_STEPS:
+            return False
+        speed = sorted(ratios)[SPEED_WINDOW // 2]
+        if abs(speed - 1.0) <= SPEED_DEAD_ZONE:
+            return False
+        ratios.clear()
+        self._decode_steps.rescale(speed)
+        self._prefill_steps.rescale(speed)
+        self._log_scale += math.log(speed)
+        step, row, token, context = self._coefficients
+        self._coefficients = (step * speed, row * speed, token * speed, context * speed)
+        return True
+
+    def _follow_scale(self, prior_ratio: float) -> None:
+        """Average the log of measured to prior time: first plainly, then over ~50 steps."""
+        rate = max(0.02, 1.0 / self.num_observed)
+        self._log_scale += rate * (-math.log(prior_ratio) - self._log_scale)
+
+    def _trust(self, residual: float) -> float:
+        """Weight (0 to 1] of an observation; lasting large residuals raise sigma and count."""
         bound = CLIP_SIGMAS * self._sigma
-        seen = min(abs(residual), 2 * bound)
+        size = abs(residual)
+        seen = min(size, 2 * bound)
         variance = (1 - SIGMA_RATE) * self._sigma**2 + SIGMA_RATE * seen * seen
         self._sigma = max(MIN_SIGMA, math.sqrt(variance))
-        return max(-bound, min(bound, residual))
+        return 1.0 if size <= bound else bound / size
 
-    def _forget(self, features: tuple[float, float, float, float]) -> None:
-        covariance = self._covariance
-        for i, row in enumerate(covariance):
-            variance = row[i]
-            # Beyond the prior's own spread, growth would only amplify noise.
-            if features[i] == 0.0 or not 0.0 < variance < self._max_variance[i]:
-                continue
-            scale = _FORGETTING_SCALE
-            for j in range(_NUM):
-                row[j] *= scale
-                covariance[j][i] *= scale
+    def _fit(self) -> None:
+        """Solve for the coefficients; those that come out negative are held at zero."""
+        scale = math.exp(self._log_scale)
+        precision = (NOISE / (PRIOR_SPREAD * scale)) ** 2
+        decode, prefill = self._decode_steps, self._prefill_steps
+        matrix = [
+            [decode.matrix[i][j] + prefill.matrix[i][j] for j in range(_NUM)] for i in range(_NUM)
+        ]
+        target = [decode.target[i] + prefill.target[i] + precision * scale for i in range(_NUM)]
+        for i in range(_NUM):
+            matrix[i][i] += precision
+        free = list(range(_NUM))
+        solution = _solve(matrix, target, free)
+        while min(solution) < 0.0:
+            free.remove(solution.index(min(solution)))
+            solution = _solve(matrix, target, free)
+        step, row, token, context = self._prior
+        self._coefficients = (
+            step * solution[0],
+            row * solution[1],
+            token * solution[2],
+            context * solution[3],
+        )
 
-    def _learn(self, features: tuple[float, float, float, float], residual: float) -> None:
+
+class _NormalEquations:
+    """Sums over observations, each with weight FORGETTING ** (later observations)."""
+
+    def __init__(self) -> None:
+        self.matrix = [[0.0] * _NUM for _ in range(_NUM)]
+        self.target = [0.0] * _NUM
+
+    def add(self, features: _Vector, weight: float) -> None:
+        target = self.target
         x0, x1, x2, x3 = features
-        gains = [row[0] * x0 + row[1] * x1 + row[2] * x2 + row[3] * x3 for row in self._covariance]
-        spread = NOISE_VARIANCE + gains[0] * x0 + gains[1] * x1 + gains[2] * x2 + gains[3] * x3
-        for i, row in enumerate(self._covariance):
-            gain = gains[i] / spread
-            self._theta[i] += gain * residual
-            for j in range(_NUM):
-                row[j] -= gain * gains[j]
+        for i, row in enumerate(self.matrix):
+            scaled = features[i] * weight
+            row[0] = row[0] * FORGETTING + scaled * x0
+            row[1] = row[1] * FORGETTING + scaled * x1
+            row[2] = row[2] * FORGETTING + scaled * x2
+            row[3] = row[3] * FORGETTING + scaled * x3
+            target[i] = target[i] * FORGETTING + scaled
 
-    def _keep_non_negative(self) -> None:
-        theta, covariance = self._theta, self._covariance
-        for i in range(_NUM):
-            excess = theta[i]
-            if excess < 0.0 and covariance[i][i] > 0.0:
-                share = excess / covariance[i][i]
-                for j in range(_NUM):
-                    theta[j] -= covariance[j][i] * share
-        for i in range(_NUM):
-            if theta[i] < 0.0:
-                theta[i] = 0.0
+    def rescale(self, speed: float) -> None:
+        """As if every step seen had taken `speed` times as long."""
+        self.matrix = [[value / (speed * speed) for value in row] for row in self.matrix]
+        self.target = [value / speed for value in self.target]
+
+
+def _solve(matrix: list[list[float]], target: list[float], free: list[int]) -> list[float]:
+    """Solve the positive definite system over the `free` unknowns; the others are zero."""
+    rows = [[matrix[i][j] for j in free] + [target[i]] for i in free]
+    size = len(free)
+    for pivot in range(size):
+        top = rows[pivot]
+        for below in rows[pivot + 1 :]:
+            factor = below[pivot] / top[pivot]
+            for column in range(pivot + 1, size + 1):
+                below[column] -= factor * top[column]
+    solution = [0.0] * _NUM
+    for pivot in range(size - 1, -1, -1):
+        row = rows[pivot]
+        value = row[size]
+        for column in range(pivot + 1, size):
+            value -= row[column] * solution[free[column]]
+        solution[free[pivot]] = value / row[pivot]
+    return solution

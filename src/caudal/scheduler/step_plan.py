@@ -44,7 +44,7 @@ class StepPlan:
         output.num_scheduled_tokens[request.request_id] = num_tokens
         output.num_tokens += num_tokens
         output.num_context_tokens += num_tokens * num_computed + num_tokens * (num_tokens + 1) // 2
-        samples = request.num_tokens_left == num_tokens and request.sampling.max_tokens > 0
+        samples = request.num_tokens_left == num_tokens and not request.is_prompt_only
         if samples and num_tokens == 1:
             output.num_decode_rows += 1
         self.tokens_left -= num_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,7 +67,7 @@ class StepPlanner:
         split = self._make_room(plan)
         self._add_decode_rows(plan, split)
         self._set_prefill_budget(plan, split, now)
-        self._add_prefill_chunks(plan, split.prefilling)
+        self._add_prefill_chunks(plan, split.prefilling, now)
         self._admit_waiting(plan, now)
         self._ageing.spend(output.num_tokens - len(split.decoding))
         output.predicted_ms = self._cost.predict(
@@ -86,7 +87,7 @@ class StepPlanner:
         num_context_tokens = 0
         for request in self._state.running.values():
             num_known = len(request.token_ids)
-            if num_known - request.num_computed_tokens > 1:
+            if num_known - request.num_computed_tokens > 1 or request.is_prompt_only:
                 prefilling.append(request)
                 continue
             decoding.append(request)
@@ -141,25 +142,29 @@ class StepPlanner:
             decode_ms = self._cost.predict(len(split.decoding), 0, split.num_context_tokens)
             plan.prefill_ms_left = self._target_ms - decode_ms
 
-    def _add_prefill_chunks(self, plan: StepPlan, prefilling: list[Request]) -> None:
+    def _add_prefill_chunks(self, plan: StepPlan, prefilling: list[Request], now: float) -> None:
+        """Continue prompts in order of service, after any more important waiting request."""
         kv = self._state.kv
         if len(prefilling) > 1:
             prefilling.sort(key=_service_order)
+        plan.num_blocks_promised = sum(
+            kv.blocks_for(len(request.token_ids) - request.num_slots) for request in prefilling
+        )
         for index, request in enumerate(prefilling):
+            self._admit_waiting(plan, now, request.priority)
             num_short = self._num_short_tokens(request, prefilling[index + 1 :])
             num_tokens = self._chunk_size(request, plan, num_short)
             room = request.num_slots + kv.num_blocks_available * kv.block_size
             num_tokens = min(num_tokens, room - request.num_computed_tokens)
             if num_tokens > 0:
                 blocks = self._grow(request, request.num_computed_tokens + num_tokens)
+                plan.num_blocks_promised -= len(blocks)
                 plan.output.cached_requests.append(
                     CachedRequestData(request.request_id, blocks, request.num_computed_tokens)
                 )
                 self._add_prefill(plan, request, num_tokens)
-            num_known = len(request.token_ids)
-            plan.num_blocks_promised += kv.blocks_for(num_known - request.num_slots)
 
-    def _admit_waiting(self, plan: StepPlan, now: float) -> None:
+    def _admit_waiting(self, plan: StepPlan, now: float, before_priority: float = math.inf) -> None:
         """Start waiting requests in order while seats, budgets and memory last.
 
         The first that memory cannot take stops the rest: nobody overtakes it for ever. Requests
@@ -172,7 +177,7 @@ class StepPlanner:
             self._form_batch()
         while plan.can_prefill and len(state.running) < self._num_seats():
             request = state.waiting.peek()
-            if request is None:
+            if request is None or request.priority >= before_priority:
                 return
             block_ids, num_hit_tokens = self._match_prefix(request)
             if state.can_defer and not request.must_compute_prompt:
@@ -283,7 +288,7 @@ class StepPlanner:
         limit = min(left, plan.tokens_left)
         if computes_prompt_logits(request):
             limit = min(limit, plan.logits_left)
-        elif limit == left and plan.logits_left <= 0 and request.sampling.max_tokens > 0:
+        elif limit == left and plan.logits_left <= 0 and not request.is_prompt_only:
             limit -= 1
         if limit <= 0:
             return 0
