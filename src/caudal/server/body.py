@@ -37,7 +37,7 @@ class UnknownFieldLog:
 
 
 class BodyDecoder(Generic[T]):
-    """Decodes one kind of body. Duplicate keys: the last one counts, as in most JSON readers."""
+    """Decodes one kind of body. Of duplicate keys each is checked and the last one counts."""
 
     def __init__(
         self, body_type: type[T], unsupported: Mapping[str, Neutral] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
@@ -23,6 +24,10 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+
+MAX_DISCARDED_BYTES = 64 * 1024 * 1024
+DISCARD_TIMEOUT_S = 2.0
+"""How much and how long a body that is too large is read before the answer."""
 
 _JSON = b"application/json"
 _EVENT_STREAM: Headers = [
@@ -58,31 +63,50 @@ class Exchange:
     async def read_json(self, max_bytes: int, timeout_s: float) -> bytes:
         """The whole body. Raises a RequestError for a wrong type, size or pace, ClientGoneError."""
         self._check_content_type()
-        too_large = PayloadTooLargeError(
-            f"The request body is larger than {max_bytes} bytes.", code="body_too_large"
-        )
         declared = self.headers.get(b"content-length", b"")
-        if declared.isdigit() and (len(declared) > 18 or int(declared) > max_bytes):
-            raise too_large
+        is_too_large = declared.isdigit() and (len(declared) > 18 or int(declared) > max_bytes)
         chunks: list[bytes] = []
         size = 0
         try:
             async with asyncio.timeout(timeout_s):
-                while True:
-                    message = await self._receive()
-                    if message["type"] != "http.request":
-                        raise ClientGoneError
+                while not is_too_large:
+                    message = await self._receive_body()
                     chunk = message.get("body", b"")
                     size += len(chunk)
-                    if size > max_bytes:
-                        raise too_large
+                    is_too_large = size > max_bytes
                     chunks.append(chunk)
                     if not message.get("more_body", False):
-                        return b"".join(chunks)
+                        break
         except TimeoutError:
             raise BodyTimeoutError(
                 f"The request body did not arrive within {timeout_s:g} s.", code="body_timeout"
             ) from None
+        if is_too_large:
+            chunks.clear()
+            await self._discard_body()
+            raise PayloadTooLargeError(
+                f"The request body is larger than {max_bytes} bytes.", code="body_too_large"
+            )
+        return b"".join(chunks)
+
+    async def _receive_body(self) -> Message:
+        message = await self._receive()
+        if message["type"] != "http.request":
+            raise ClientGoneError
+        return message
+
+    async def _discard_body(self) -> None:
+        """Read on for a while: many clients only look for an answer when all is sent."""
+        if b"expect" in self.headers:
+            return
+        size = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_TIMEOUT_S):
+                more_body = True
+                while more_body and size < MAX_DISCARDED_BYTES:
+                    message = await self._receive_body()
+                    size += len(message.get("body", b""))
+                    more_body = message.get("more_body", False)
 
     def _check_content_type(self) -> None:
         declared = self.headers.get(b"content-type", _JSON)

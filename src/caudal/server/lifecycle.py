@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from caudal.engine.client import EngineClient
 from caudal.errors import CaudalError, EngineDeadError
+from caudal.server.signals import StopRequests
 from caudal.server.state import AppState
 
 logger = logging.getLogger("caudal.server")
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,37 +36,20 @@ class Lifecycle:
         self,
         state: AppState,
         create_engine: Callable[[], EngineClient],
+        stop: StopRequests,
         policy: RestartPolicy | None = None,
     ) -> None:
         self._state = state
         self._create_engine = create_engine
         self._policy = policy or RestartPolicy()
-        self._num_signals = 0
-        self._stop_asked = asyncio.Event()
-        self._stop_now = asyncio.Event()
+        self._stop = stop
         self._num_restarts = 0
         self._last_start = time.monotonic()
-
-    def handle_signals(self) -> None:
-        """Take SIGTERM and SIGINT: the first drains, the second ends the server at once."""
-        loop = asyncio.get_running_loop()
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self.ask_to_stop)
-
-    def ask_to_stop(self) -> None:
-        """What a signal does; also the way to stop a server from inside."""
-        self._num_signals += 1
-        if self._num_signals == 1:
-            logger.info("stopping: running requests may finish; signal again to end at once")
-            self._state.is_draining = True
-            self._stop_asked.set()
-        else:
-            self._stop_now.set()
 
     async def run(self, announce: Callable[[], None]) -> int:
         """Serve until asked to stop or until the engine is lost; returns the exit code."""
         supervisor = asyncio.create_task(self._supervise(announce))
-        stop = asyncio.create_task(self._stop_asked.wait())
+        stop = asyncio.create_task(self._stop.asked.wait())
         try:
             await asyncio.wait({supervisor, stop}, return_when=asyncio.FIRST_COMPLETED)
             if supervisor.done():
@@ -79,6 +60,8 @@ class Lifecycle:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+        logger.info("stopping: running requests may finish; signal again to end at once")
+        self._state.is_draining = True
         await self._drain()
         return 0
 
@@ -125,7 +108,7 @@ class Lifecycle:
     async def _drain(self) -> None:
         """Let running requests finish within the time limit, unless told to stop at once."""
         work = asyncio.create_task(self._finish_requests())
-        hurry = asyncio.create_task(self._stop_now.wait())
+        hurry = asyncio.create_task(self._stop.now.wait())
         await asyncio.wait({work, hurry}, return_when=asyncio.FIRST_COMPLETED)
         for task in (work, hurry):
             task.cancel()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from caudal.config import EngineConfig, ServerConfig
 from caudal.errors import CaudalError, ConfigError
+from caudal.server.signals import StopRequests
 
 if TYPE_CHECKING:
     import uvicorn
@@ -96,6 +97,8 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 async def _serve(spec: ServeSpec, listener: socket.socket) -> int:
+    stop = StopRequests()
+    stop.listen()
     engine = spec.create_engine()
     try:
         await engine.start()
@@ -105,8 +108,7 @@ async def _serve(spec: ServeSpec, listener: socket.socket) -> int:
         from caudal.server.state import AppState
 
         state = AppState(spec.config, engine)
-        lifecycle = Lifecycle(state, spec.create_engine)
-        lifecycle.handle_signals()
+        lifecycle = Lifecycle(state, spec.create_engine, stop)
         server = _create_http_server(state, listener)
         serving = asyncio.create_task(server.serve())
         try:
@@ -116,6 +118,7 @@ async def _serve(spec: ServeSpec, listener: socket.socket) -> int:
             code = 1
         else:
             code = await lifecycle.run(lambda: _announce(spec, state, listener))
+        server.force_exit = stop.now.is_set()
         await _shut_down(server, serving)
         engine = state.engine
         return code
