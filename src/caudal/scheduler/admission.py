@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,8 +15,6 @@ from caudal.scheduler.step_cost import StepCostModel
 from caudal.scheduler.step_planner import TARGET_SHARE
 
 MIN_RETRY_AFTER_S = 0.05
-GUESSED_OUTPUT_TOKENS = 128
-"""Output of a running request while none has ended yet, unless its limit is lower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +85,8 @@ class Load:
     """KV positions that the decode rows attend to."""
     prefill_tokens: int
     """Prompt tokens that running requests have still to compute."""
-    output_tokens_left: int
-    """Output tokens that the running requests may still produce, in all."""
+    outputs: list[tuple[int, int]]
+    """Per running request: output tokens so far, and those its limit still allows."""
     waiting: QueueTotals
     ahead: QueueTotals = field(default_factory=QueueTotals)
     """The part of `waiting` that is served before the newcomer."""
@@ -129,18 +128,19 @@ class AdmissionController:
                 f"{waiting.num_requests} requests are waiting and the limit is "
                 f"{config.max_queue_requests}",
                 "queue_requests",
-                num_excess * self._departure_ms(load),
+                self._departures_ms(num_excess, num_excess, load),
             )
         if waiting.num_requests == 0:
             return None
         num_tokens = sum(len(request.token_ids) for request in group)
         num_excess = waiting.num_tokens + num_tokens - config.max_queue_tokens
         if num_excess > 0:
+            num_leaving = math.ceil(num_excess * waiting.num_requests / waiting.num_tokens)
             return self._refuse(
                 f"{waiting.num_tokens} prompt tokens are waiting and the limit is "
                 f"{config.max_queue_tokens}",
                 "queue_tokens",
-                num_excess * waiting.num_requests / waiting.num_tokens * self._departure_ms(load),
+                self._departures_ms(num_leaving, num_leaving - num_free, load),
             )
         ttft_ms = self.predicted_ttft_ms(len(group[0].token_ids), load)
         excess_ms = ttft_ms - config.max_queue_ttft_s * 1e3
@@ -159,9 +159,8 @@ class AdmissionController:
         ms_per_token = self._prefill_ms_per_token(load)
         own_ms = num_tokens * miss_ratio * ms_per_token
         ahead_ms = (load.prefill_tokens + load.ahead.num_tokens * miss_ratio) * ms_per_token
-        num_short = load.num_running + load.ahead.num_requests + 1 - self._max_running
-        seat_ms = max(0, num_short) * self._seat_ms(load)
-        return self._decode_ms(load) + max(ahead_ms, seat_ms) + own_ms
+        num_seats = load.num_running + load.ahead.num_requests + 1 - self._max_running
+        return self._decode_ms(load) + max(ahead_ms, self._seats_ms(num_seats, load)) + own_ms
 
     def _decode_ms(self, load: Load) -> float:
         return self._cost.predict(load.num_decode_rows, 0, load.context_tokens)
@@ -178,21 +177,25 @@ class AdmissionController:
         granted = self._config.min_prefill_tokens_per_s / 1e3
         return 1.0 / max(fastest, granted, 1e-6)
 
-    def _seat_ms(self, load: Load) -> float:
-        """Milliseconds between two ends of running requests, on average, when all seats run."""
-        residence_s = self._averages.residence_s
-        if residence_s is not None:
-            return residence_s * 1e3 / self._max_running
-        num_running = max(1, load.num_running)
-        num_left = min(GUESSED_OUTPUT_TOKENS, load.output_tokens_left / num_running)
-        return num_left * self._decode_ms(load) / num_running
+    def _seats_ms(self, num_seats: int, load: Load) -> float:
+        """Predicted milliseconds until so many running requests have ended."""
+        if num_seats <= 0:
+            return 0.0
+        mean = self._averages.output_tokens
+        token_ms = self._averages.output_token_ms or self._decode_ms(load)
+        # One that is past the mean length may go on for a while, up to its limit.
+        lefts = [min(limit, max(mean - done, mean / 4)) for done, limit in load.outputs]
+        # Free seats go to those ahead in the queue, from their first token on.
+        lefts += [mean] * (self._max_running - len(lefts))
+        lefts.sort()
+        rounds, index = divmod(num_seats - 1, len(lefts))
+        return (lefts[index] + rounds * mean) * token_ms
 
-    def _departure_ms(self, load: Load) -> float:
-        """Milliseconds between two requests leaving the queue for the machine."""
+    def _departures_ms(self, num_leaving: int, num_seats: int, load: Load) -> float:
+        """Predicted time until `num_leaving` have left the queue, for which seats must free."""
         mean_tokens = load.waiting.num_tokens / max(1, load.waiting.num_requests)
         prefill_ms = mean_tokens * self._averages.miss_ratio * self._prefill_ms_per_token(load)
-        is_full = load.num_running + load.waiting.num_requests >= self._max_running
-        return max(prefill_ms, self._seat_ms(load) if is_full else 0.0)
+        return max(num_leaving * prefill_ms, self._seats_ms(num_seats, load))
 
     def _refuse(self, what: str, reason: str, wait_ms: float) -> OverloadedError:
         retry_after_s = max(MIN_RETRY_AFTER_S, wait_ms / 1e3)

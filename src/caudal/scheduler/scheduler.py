@@ -356,7 +356,8 @@ class Scheduler:
         started = request.first_scheduled_time
         if reason is FinishReason.STOP or reason is FinishReason.LENGTH:
             assert now is not None and started is not None
-            state.averages.note_end(now - started)
+            if request.num_output_tokens > 0:
+                state.averages.note_end(now - started, request.num_output_tokens)
         output = self._make_output(request)
         output.finish_reason = reason
         output.error = error
@@ -393,10 +394,11 @@ class Scheduler:
             )
 
     def _load(self) -> Load:
-        load = Load(len(self._state.running), 0, 0, 0, 0, waiting=self._state.waiting.totals)
+        load = Load(len(self._state.running), 0, 0, 0, [], waiting=self._state.waiting.totals)
         for request in self._state.running.values():
             num_known = len(request.token_ids)
-            load.output_tokens_left += request.max_total_tokens - num_known
+            num_output = num_known - request.num_prompt_tokens
+            load.outputs.append((num_output, request.max_total_tokens - num_known))
             if num_known - request.num_computed_tokens > 1:
                 load.prefill_tokens += num_known - request.num_computed_tokens
             else:

@@ -40,8 +40,10 @@ class TrafficAverages:
     """Length of a prompt; 0 before any request has started."""
     miss_ratio: float = 1.0
     """Share of a prompt that has to be computed."""
-    residence_s: float | None = None
-    """From the first step to the end; None before any request has ended by itself."""
+    output_tokens: float = 128.0
+    """Length of an output; a guess before any request has ended by itself."""
+    output_token_ms: float | None = None
+    """Time from the first step to the end, per output token; None before any has ended."""
 
     def note_start(self, num_prompt_tokens: int, num_hit_tokens: int) -> None:
         """A request has started, with part of its prompt cached."""
@@ -50,12 +52,14 @@ class TrafficAverages:
         missed = 1.0 - num_hit_tokens / num_prompt_tokens
         self.miss_ratio += AVERAGE_RATE * (missed - self.miss_ratio)
 
-    def note_end(self, residence_s: float) -> None:
-        """A request has ended by itself (not aborted, not failed)."""
-        if self.residence_s is None:
-            self.residence_s = residence_s
-        else:
-            self.residence_s += AVERAGE_RATE * (residence_s - self.residence_s)
+    def note_end(self, residence_s: float, num_output_tokens: int) -> None:
+        """A request has ended by itself (not aborted, not failed) with some output."""
+        token_ms = residence_s * 1e3 / num_output_tokens
+        if self.output_token_ms is None:
+            self.output_tokens, self.output_token_ms = float(num_output_tokens), token_ms
+            return
+        self.output_tokens += AVERAGE_RATE * (num_output_tokens - self.output_tokens)
+        self.output_token_ms += AVERAGE_RATE * (token_ms - self.output_token_ms)
 
 
 @dataclass(frozen=True, slots=True)
