@@ -210,6 +210,18 @@ async def test_null_and_neutral_values_mean_the_default(app: Served) -> None:
     assert app.engine.accepted[0].sampling.temperature == 1.0
 
 
+async def test_unknown_field_is_logged_once_and_bounded(
+    app: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """B31: visible to the operator, and no way to flood the log."""
+    for number in range(400):
+        await app.complete(max_tokens=1, banana=1, **{f"field{number}": 1, "x" * 500: 2})
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages.count("request field 'banana' is unknown and ignored") == 1
+    assert len(messages) <= 256
+    assert max(map(len, messages)) < 120
+
+
 async def test_true_is_not_one_among_neutral_values(app: Served) -> None:
     response = await app.http.post("/v1/completions", json={"prompt": "x", "length_penalty": True})
     assert response.json()["error"]["param"] == "length_penalty"

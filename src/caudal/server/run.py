@@ -117,7 +117,7 @@ async def _serve(spec: ServeSpec, listener: socket.socket) -> int:
             logger.error("%s", error)
             code = 1
         else:
-            code = await lifecycle.run(lambda: _announce(spec, state, listener))
+            code = await lifecycle.run(lambda: _become_ready(spec, state, listener))
         server.force_exit = stop.now.is_set()
         await _shut_down(server, serving)
         engine = state.engine
@@ -158,11 +158,25 @@ async def _shut_down(server: uvicorn.Server, serving: asyncio.Task[None]) -> Non
         await serving
 
 
+def _become_ready(spec: ServeSpec, state: AppState, listener: socket.socket) -> None:
+    _announce(spec, state, listener)
+    asyncio.get_running_loop().run_in_executor(None, _warm_up, state)
+
+
+def _warm_up(state: AppState) -> None:
+    """Do what the first chat and the first scrape would wait for; runs in a thread."""
+    assert state.model is not None
+    state.exposition()
+    if state.model.chat_template.error is None:
+        message = {"role": "user", "content": "hi"}
+        with contextlib.suppress(CaudalError):
+            state.model.tokenizer.encode_prompt(state.model.chat_template.render([message]))
+    # Everything made so far stays: keep the collector from walking it during requests.
+    gc.freeze()
+
+
 def _announce(spec: ServeSpec, state: AppState, listener: socket.socket) -> None:
     assert state.model is not None
-    # Everything made so far stays: keep the collector from walking it during requests.
-    gc.collect()
-    gc.freeze()
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     body = f'{{"prompt":"Once upon a time","max_tokens":32,"model":"{state.model.name}"}}'
