@@ -22,6 +22,12 @@ struct F32 {
   static F32 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static F32 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
   static F32 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+  // The first `count` floats at p, `fill` in the other lanes.
+  static F32 load_first(const float* p, int count, float fill) {
+    alignas(32) float lanes[kLanes];
+    for (int i = 0; i < kLanes; ++i) lanes[i] = i < count ? p[i] : fill;
+    return load(lanes);
+  }
   static F32 load_half(const std::byte* p) {
     const auto* halves = reinterpret_cast<const __m128i*>(p);
     return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
@@ -55,6 +61,11 @@ struct F32 {
     return {_mm256_and_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_NLT_UQ), x.lo),
             _mm256_and_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_NLT_UQ), x.hi)};
   }
+  // x where a < b, else 0.
+  static F32 zero_unless_less(F32 a, F32 b, F32 x) {
+    return {_mm256_and_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), x.lo),
+            _mm256_and_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ), x.hi)};
+  }
   // p * 2^n, where the low bits of `shifted` hold the integer n.
   static F32 add_exponent(F32 p, F32 shifted) {
     return {add_exponent(p.lo, shifted.lo), add_exponent(p.hi, shifted.hi)};
@@ -67,6 +78,22 @@ struct F32 {
     const __m256i keep_hi = _mm256_cmpgt_epi32(n, _mm256_add_epi32(lane, _mm256_set1_epi32(8)));
     return {_mm256_blendv_ps(other.lo, x.lo, _mm256_castsi256_ps(keep_lo)),
             _mm256_blendv_ps(other.hi, x.hi, _mm256_castsi256_ps(keep_hi))};
+  }
+  // Bit i is set where a < b, or a == b, in lane i.
+  static uint32_t less_mask(F32 a, F32 b) {
+    return join(_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ));
+  }
+  static uint32_t equal_mask(F32 a, F32 b) {
+    return join(_mm256_cmp_ps(a.lo, b.lo, _CMP_EQ_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_EQ_OQ));
+  }
+  // Writes the lanes in `mask` to out in order and returns their number; may write 16 floats.
+  int compress(float* out, uint32_t mask) const {
+    if (mask == 0) return 0;
+    alignas(32) float lanes[kLanes];
+    store(lanes);
+    int count = 0;
+    for (; mask != 0; mask &= mask - 1) out[count++] = lanes[__builtin_ctz(mask)];
+    return count;
   }
   float max_lane() const {
     const __m256 half = _mm256_max_ps(lo, hi);
@@ -109,6 +136,29 @@ struct F32 {
   static __m256 add_exponent(__m256 p, __m256 shifted) {
     const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), n));
+  }
+  static uint32_t join(__m256 lo, __m256 hi) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(lo)) |
+           static_cast<uint32_t>(_mm256_movemask_ps(hi)) << 8;
+  }
+};
+
+// Sixteen sums in double precision.
+struct F64Sum {
+  __m256d v[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(),
+                  _mm256_setzero_pd()};
+
+  void add(F32 x) {
+    v[0] = _mm256_add_pd(v[0], _mm256_cvtps_pd(_mm256_castps256_ps128(x.lo)));
+    v[1] = _mm256_add_pd(v[1], _mm256_cvtps_pd(_mm256_extractf128_ps(x.lo, 1)));
+    v[2] = _mm256_add_pd(v[2], _mm256_cvtps_pd(_mm256_castps256_ps128(x.hi)));
+    v[3] = _mm256_add_pd(v[3], _mm256_cvtps_pd(_mm256_extractf128_ps(x.hi, 1)));
+  }
+  // Lane i += lane i + 8, i + 4, i + 2, i + 1.
+  double total() const {
+    const __m256d four = _mm256_add_pd(_mm256_add_pd(v[0], v[2]), _mm256_add_pd(v[1], v[3]));
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
   }
 };
 

@@ -24,6 +24,10 @@ struct F32 {
   static F32 zero() { return {_mm512_setzero_ps()}; }
   static F32 set1(float x) { return {_mm512_set1_ps(x)}; }
   static F32 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+  // The first `count` floats at p, `fill` in the other lanes.
+  static F32 load_first(const float* p, int count, float fill) {
+    return {_mm512_mask_loadu_ps(_mm512_set1_ps(fill), first_lanes(count), p)};
+  }
   static F32 load_half(const std::byte* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
   }
@@ -47,6 +51,10 @@ struct F32 {
   static F32 zero_if_less(F32 a, F32 b, F32 x) {
     return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_NLT_UQ), x.v)};
   }
+  // x where a < b, else 0.
+  static F32 zero_unless_less(F32 a, F32 b, F32 x) {
+    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), x.v)};
+  }
   // p * 2^n, where the low bits of `shifted` hold the integer n.
   static F32 add_exponent(F32 p, F32 shifted) {
     const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
@@ -54,7 +62,15 @@ struct F32 {
   }
   // Lanes below `count` of x, `other` above; count 0 .. 16.
   static F32 keep_first(F32 x, int count, F32 other) {
-    return {_mm512_mask_mov_ps(other.v, static_cast<__mmask16>((1u << count) - 1), x.v)};
+    return {_mm512_mask_mov_ps(other.v, first_lanes(count), x.v)};
+  }
+  // Bit i is set where a < b, or a == b, in lane i.
+  static uint32_t less_mask(F32 a, F32 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ); }
+  static uint32_t equal_mask(F32 a, F32 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ); }
+  // Writes the lanes in `mask` to out in order and returns their number; may write 16 floats.
+  int compress(float* out, uint32_t mask) const {
+    _mm512_storeu_ps(out, _mm512_maskz_compress_ps(static_cast<__mmask16>(mask), v));
+    return __builtin_popcount(mask);
   }
   float max_lane() const { return _mm512_reduce_max_ps(v); }
   float max_lane_bits() const {
@@ -72,6 +88,28 @@ struct F32 {
   friend F32 operator-(F32 a, F32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
   friend F32 operator*(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
   friend F32 operator/(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
+
+ private:
+  static __mmask16 first_lanes(int count) { return static_cast<__mmask16>((1u << count) - 1); }
+};
+
+// Sixteen sums in double precision.
+struct F64Sum {
+  __m512d lo = _mm512_setzero_pd();
+  __m512d hi = _mm512_setzero_pd();
+
+  void add(F32 x) {
+    lo = _mm512_add_pd(lo, _mm512_cvtps_pd(_mm512_castps512_ps256(x.v)));
+    hi = _mm512_add_pd(hi, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x.v, 1)));
+  }
+  // Lane i += lane i + 8, i + 4, i + 2, i + 1.
+  double total() const {
+    const __m512d eight = _mm512_add_pd(lo, hi);
+    const __m256d four =
+        _mm256_add_pd(_mm512_castpd512_pd256(eight), _mm512_extractf64x4_pd(eight, 1));
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+  }
 };
 
 // 16 int32, or 16 pairs of int16.

@@ -1,0 +1,9 @@
+#include "../simd_avx2.h"
+#include "../isa_kernels.h"
+#include "../sample_impl.h"
+
+namespace caudal::avx2 {
+
+void sample(const SampleArgs& args, Worker& worker) { run_sample(args, worker); }
+
+}  // namespace caudal::avx2

@@ -1,0 +1,9 @@
+#include "../simd_portable.h"
+#include "../isa_kernels.h"
+#include "../sample_impl.h"
+
+namespace caudal::ref {
+
+void sample(const SampleArgs& args, Worker& worker) { run_sample(args, worker); }
+
+}  // namespace caudal::ref

@@ -1,0 +1,444 @@
+// Sampling: one row of logits per task. Written over the sixteen lanes of a simd_*.h included
+// before; every instruction set performs the same operations in the same order, so that a seed
+// gives the same tokens everywhere.
+//
+// Order of the steps: repetition, frequency and presence penalties, bias, temperature, min-p, top-k,
+// top-p. Each filter keeps the most likely tokens, the lower id first among equals; so one cut
+// describes what is kept and nothing is ever sorted. Anonymous namespace: see numerics.h.
+#pragma once
+
+#include "kernels.h"
+#include "numerics.h"
+
+namespace caudal {
+namespace {
+
+constexpr int kBlockIds = 512;              // ids whose weights are summed together
+constexpr float kGreedyTemperature = 1e-5f;  // at or below it, division would overflow
+constexpr float kInfinity = __builtin_inff();
+constexpr float kLowest = -3.4028235e38f;  // keeps every token but those at -inf
+
+inline int num_id_blocks(int vocab) { return (vocab + kBlockIds - 1) / kBlockIds; }
+
+inline F32 vector_at(const float* x, int i, int n) {
+  return n - i >= kLanes ? F32::load(x + i) : F32::load_first(x + i, n - i, -kInfinity);
+}
+
+// Uniform in [0, 1), a function of its arguments alone (finaliser of SplitMix64, Steele et al. 2014).
+inline uint64_t mix_bits(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+inline double uniform(uint64_t seed, int64_t position) {
+  constexpr uint64_t kGamma = 0x9e3779b97f4a7c15u;
+  const uint64_t stream = mix_bits(seed + kGamma);
+  const uint64_t z = mix_bits(stream + (static_cast<uint64_t>(position) + 1) * kGamma);
+  return static_cast<double>(z >> 11) * 0x1p-53;
+}
+
+// A thread's scratch memory; `list` and `copy` hold the vocabulary and one vector more.
+struct SampleMemory {
+  float* maxima;       // [blocks][16] largest logit per lane of a block of ids
+  double* block_sums;  // [blocks]
+  float* list;
+  float* copy;
+
+  SampleMemory(std::byte* scratch, int vocab) {
+    const int64_t blocks = num_id_blocks(vocab);
+    const int64_t padded = (blocks + 1) * kBlockIds;
+    block_sums = reinterpret_cast<double*>(scratch);
+    maxima = reinterpret_cast<float*>(block_sums + (blocks + 7) / 8 * 8);
+    list = maxima + blocks * kLanes;
+    copy = list + padded;
+  }
+};
+
+// Tokens that are kept: logits above `cut`, and those equal to it with an id below `tie_end`.
+struct Filter {
+  float cut;
+  int tie_end;
+
+  // x [i .. i + 15] -> w where kept, else 0.
+  F32 apply(F32 x, F32 w, int i) const {
+    const F32 c = F32::set1(cut);
+    if (i + kLanes <= tie_end) return F32::zero_if_less(x, c, w);
+    const F32 above = F32::zero_unless_less(c, x, w);
+    return i >= tie_end ? above : F32::keep_first(F32::zero_if_less(x, c, w), tie_end - i, above);
+  }
+  uint32_t mask(F32 x, int i) const {
+    const F32 c = F32::set1(cut);
+    const uint32_t above = F32::less_mask(c, x);
+    if (i >= tie_end) return above;
+    const uint32_t equal = F32::equal_mask(c, x);
+    return above | (i + kLanes <= tie_end ? equal : equal & ((1u << (tie_end - i)) - 1));
+  }
+};
+
+// Weight of a token: exp((x - max) / temperature), at most 1.
+struct Softmax {
+  float max;
+  float inverse_temperature;
+
+  F32 operator()(F32 x) const {
+    return exp_approx((x - F32::set1(max)) * F32::set1(inverse_temperature));
+  }
+};
+
+struct CountOne {
+  F32 operator()(F32) const { return F32::set1(1.0f); }
+};
+
+// Position of a cut in a list: `value` and how many equal to it, from the lowest id, are kept.
+struct Cut {
+  float value;
+  int64_t num_ties;
+};
+
+inline float middle_of_sample(const float* list, int n) {
+  constexpr int kSample = 9;
+  float s[kSample];
+  for (int i = 0; i < kSample; ++i) {
+    const float x = list[static_cast<int64_t>(i) * n / kSample];
+    int j = i;
+    for (; j > 0 && s[j - 1] > x; --j) s[j] = s[j - 1];
+    s[j] = x;
+  }
+  return s[kSample / 2];
+}
+
+// The smallest set of largest values of `list` whose measures add up to `limit`; everything if
+// there is none. Quickselect with three-way partition; destroys the list.
+template <class Measure>
+Cut select_cut(float* list, int n, double limit, const Measure& measure) {
+  Cut fallback{kLowest, INT64_MAX};
+  double sum = 0.0;  // of the values above all that are left in the list
+  while (n > 0) {
+    const float pivot = middle_of_sample(list, n);
+    const F32 p = F32::set1(pivot);
+    F64Sum sum_above;
+    int64_t num_equal = 0;
+    for (int i = 0; i < n; i += kLanes) {
+      const F32 x = vector_at(list, i, n);
+      sum_above.add(F32::zero_unless_less(p, x, measure(x)));
+      num_equal += __builtin_popcount(F32::equal_mask(p, x));
+    }
+    const double above = sum + sum_above.total();
+    const bool is_above = above >= limit;
+    if (!is_above) {
+      float each[kLanes];
+      measure(p).store(each);
+      sum = above + static_cast<double>(num_equal) * static_cast<double>(each[0]);
+      if (sum >= limit) {
+        int64_t ties = 1;
+        while (ties < num_equal && above + static_cast<double>(ties) * each[0] < limit) ++ties;
+        return {pivot, ties};
+      }
+    } else {
+      fallback = {pivot, 0};
+    }
+    int kept = 0;
+    for (int i = 0; i < n; i += kLanes) {
+      const F32 x = vector_at(list, i, n);
+      const uint32_t mask = is_above ? F32::less_mask(p, x) : F32::less_mask(x, p);
+      kept += x.compress(list + kept, n - i >= kLanes ? mask : mask & ((1u << (n - i)) - 1));
+    }
+    n = kept;
+  }
+  return fallback;
+}
+
+// One row of logits with the maxima of its blocks.
+class Row {
+ public:
+  Row(const float* logits, int vocab, const SampleMemory& memory)
+      : x_(logits), vocab_(vocab), memory_(memory) {
+    F32 largest = F32::set1(-kInfinity);
+    F32 magnitude = F32::zero();
+    for (int b = 0; b < num_id_blocks(vocab); ++b) {
+      F32 m = F32::set1(-kInfinity);
+      for (int i = b * kBlockIds; i < block_end(b); i += kLanes) {
+        const F32 x = vector_at(x_, i, vocab_);
+        m = F32::max(m, x);
+        magnitude = F32::max_bits(magnitude, F32::abs(x));
+      }
+      m.store(memory_.maxima + b * kLanes);
+      largest = F32::max(largest, m);
+    }
+    max_ = largest.max_lane();
+    const uint32_t bits = __builtin_bit_cast(uint32_t, magnitude.max_lane_bits());
+    has_nan_ = bits > 0x7f800000u;
+  }
+
+  float max() const { return max_; }
+  
+  // Not NaN anywhere, and some token is possible.
+  bool is_valid() const { return !has_nan_ && max_ > -kInfinity && max_ < kInfinity; }
+
+  // Id of the `n`-th logit (from 1) equal to `value`.
+  int find_equal(float value, int64_t n) const {
+    const F32 v = F32::set1(value);
+    for (int b = 0; b < num_id_blocks(vocab_); ++b) {
+      if (!reaches(b, value)) continue;
+      for (int i = b * kBlockIds; i < block_end(b); i += kLanes) {
+        uint32_t mask = F32::equal_mask(vector_at(x_, i, vocab_), v);
+        for (; mask != 0; mask &= mask - 1) {
+          if (--n == 0) return i + __builtin_ctz(mask);
+        }
+      }
+    }
+    return vocab_;
+  }
+
+  // 1 for the largest; equals rank by id.
+  int rank(int id) const {
+    const F32 v = F32::set1(x_[id]);
+    int rank = 1;
+    for (int i = 0; i < vocab_; i += kLanes) {
+      const F32 x = vector_at(x_, i, vocab_);
+      rank += __builtin_popcount(F32::less_mask(v, x));
+      if (i <= id) {
+        const uint32_t lower = id - i >= kLanes ? 0xffffu : (1u << (id - i)) - 1;
+        rank += __builtin_popcount(F32::equal_mask(v, x) & lower);
+      }
+    }
+    return rank;
+  }
+
+  // Sum of the weights of kept tokens; fills block_sums.
+  double total_weight(const Softmax& softmax, const Filter& filter) const {
+    double total = 0.0;
+    for (int b = 0; b < num_id_blocks(vocab_); ++b) {
+      double sum = 0.0;
+      if (reaches(b, filter.cut)) {
+        F64Sum lanes;
+        for (int i = b * kBlockIds; i < block_end(b); i += kLanes) {
+          const F32 x = vector_at(x_, i, vocab_);
+          lanes.add(filter.apply(x, softmax(x), i));
+        }
+        sum = lanes.total();
+      }
+      memory_.block_sums[b] = sum;
+      total += sum;
+    }
+    return total;
+  }
+
+  // The kept token where the running sum of weights, in order of id, passes `target`; after
+  // total_weight with the same arguments.
+  int draw(const Softmax& softmax, const Filter& filter, double target) const {
+    int block = -1;
+    double sum = 0.0;
+    for (int b = 0; b < num_id_blocks(vocab_); ++b) {
+      if (memory_.block_sums[b] == 0.0) continue;
+      if (block >= 0) sum += memory_.block_sums[block];
+      block = b;
+      if (sum + memory_.block_sums[b] > target) break;
+    }
+    if (block < 0) return -1;
+    int last = -1;
+    for (int i = block * kBlockIds; i < block_end(block); i += kLanes) {
+      const F32 x = vector_at(x_, i, vocab_);
+      float w[kLanes];
+      filter.apply(x, softmax(x), i).store(w);
+      for (int j = 0; j < kLanes; ++j) {
+        if (w[j] == 0.0f) continue;
+        sum += static_cast<double>(w[j]);
+        last = i + j;
+        if (sum > target) return last;
+      }
+    }
+    return last;  // rounding left the target just above the sum
+  }
+
+  // The `k` largest of the kept tokens.
+  Filter top_k(const Filter& filter, int64_t k) const {
+    float bound = filter.cut;
+    const int num_maxima = num_id_blocks(vocab_) * kLanes;
+    if (k <= num_maxima) {
+      // The k-th largest maximum has k logits at or above it.
+      const int n = gather(memory_.maxima, num_maxima, {kLowest, num_maxima}, false);
+      const Cut cut = select_cut(memory_.list, n, static_cast<double>(k), CountOne{});
+      if (cut.value > bound) bound = cut.value;
+    }
+    const Filter bounded{bound, bound > filter.cut ? vocab_ : filter.tie_end};
+    const int n = gather(x_, vocab_, bounded, true);
+    if (n <= k) return bounded;
+    return tighten(filter, select_cut(memory_.list, n, static_cast<double>(k), CountOne{}));
+  }
+
+  // The most likely kept tokens that reach the share `p` of the kept weight.
+  Filter top_p(const Filter& filter, const Softmax& softmax, double p) const {
+    const double total = total_weight(softmax, filter);
+    // Logits below this bound hold less than 1 - p of the weight all together.
+    const double share = (1.0 - p) * total / vocab_;
+    float bound = filter.cut;
+    if (share > 0.0) {
+      const double steps = __builtin_log(share) - 0.01;
+      const double x = max_ + steps / static_cast<double>(softmax.inverse_temperature);
+      if (x > static_cast<double>(bound)) bound = static_cast<float>(x);
+    }
+    const Filter bounded{bound, bound > filter.cut ? vocab_ : filter.tie_end};
+    const int n = gather(x_, vocab_, bounded, true);
+    return tighten(filter, select_cut(memory_.list, n, p * total, softmax));
+  }
+
+  // Logarithm of a token's probability, given that of the sum of all weights.
+  float logprob(int id, double log_sum) const {
+    return static_cast<float>((static_cast<double>(x_[id]) - max_) - log_sum);
+  }
+
+  // Ids of the `k` largest logits, largest first, and their logprobs.
+  void list_top(int64_t k, double log_sum, int32_t* ids, float* values) const {
+    const Filter filter = top_k({kLowest, vocab_}, k);
+    int count = 0;
+    for (int b = 0; b < num_id_blocks(vocab_); ++b) {
+      if (!reaches(b, filter.cut)) continue;
+      for (int i = b * kBlockIds; i < block_end(b); i += kLanes) {
+        uint32_t mask = filter.mask(vector_at(x_, i, vocab_), i);
+        for (; mask != 0 && count < k; mask &= mask - 1) insert(ids, count++, i + __builtin_ctz(mask));
+      }
+    }
+    for (int i = 0; i < count; ++i) values[i] = logprob(ids[i], log_sum);
+  }
+
+ private:
+  int block_end(int block) const {
+    return (block + 1) * kBlockIds < vocab_ ? (block + 1) * kBlockIds : vocab_;
+  }
+
+  bool reaches(int block, float value) const {
+    const F32 m = F32::load(memory_.maxima + block * kLanes);
+    return F32::less_mask(m, F32::set1(value)) != 0xffffu;
+  }
+
+  // Copies what the filter keeps of x [n] into the list; returns the number.
+  int gather(const float* x, int n, const Filter& filter, bool has_maxima) const {
+    int count = 0;
+    for (int begin = 0; begin < n; begin += kBlockIds) {
+      if (has_maxima && !reaches(begin / kBlockIds, filter.cut)) continue;
+      const int end = begin + kBlockIds < n ? begin + kBlockIds : n;
+      for (int i = begin; i < end; i += kLanes) {
+        const F32 v = vector_at(x, i, n);
+        count += v.compress(memory_.list + count, filter.mask(v, i));
+      }
+    }
+    return count;
+  }
+
+  // The filter with a cut that select_cut found among what it keeps.
+  Filter tighten(const Filter& filter, const Cut& cut) const {
+    if (cut.value < filter.cut) return filter;
+    if (cut.num_ties == 0) return {cut.value, 0};
+    const int last = find_equal(cut.value, cut.num_ties);
+    return {cut.value, last < vocab_ ? last + 1 : vocab_};
+  }
+
+  // Insertion by logit; ids come in ascending order, so equals stay in it.
+  void insert(int32_t* ids, int count, int id) const {
+    int i = count;
+    for (; i > 0 && x_[ids[i - 1]] < x_[id]; --i) ids[i] = ids[i - 1];
+    ids[i] = id;
+  }
+
+  const float* x_;
+  const int vocab_;
+  const SampleMemory& memory_;
+  float max_;
+  bool has_nan_;
+};
+
+inline bool has_adjustments(const SampleArgs& args, int row) {
+  return args.bias_indptr[row] != args.bias_indptr[row + 1] ||
+         args.history_indptr[row] != args.history_indptr[row + 1];
+}
+
+inline void adjust_logits(const SampleArgs& args, int row, float* x) {
+  const float repetition = args.repetition_penalty[row];
+  for (int i = args.history_indptr[row]; i < args.history_indptr[row + 1]; ++i) {
+    const int id = args.history_ids[i];
+    const int count = args.history_counts[i];
+    float v = x[id];
+    v = v > 0.0f ? v / repetition : v * repetition;
+    v -= args.frequency_penalty[row] * static_cast<float>(count);
+    if (count > 0) v -= args.presence_penalty[row];
+    x[id] = v;
+  }
+  for (int i = args.bias_indptr[row]; i < args.bias_indptr[row + 1]; ++i) {
+    x[args.bias_ids[i]] += args.bias_values[i];
+  }
+}
+
+// A token from adjusted logits, or -1.
+inline int choose_token(const SampleArgs& args, int row, const Row& logits) {
+  const float temperature = args.temperature[row];
+  const float p = args.top_p[row];
+  const int k = args.top_k[row];
+  if (!logits.is_valid()) return -1;
+  if (!(temperature > kGreedyTemperature) || k == 1 || p <= 0.0f) {
+    return logits.find_equal(logits.max(), 1);
+  }
+  const Softmax softmax{logits.max(), 1.0f / temperature};
+  Filter filter{kLowest, args.vocab};
+  const float min_p = args.min_p[row];
+  if (min_p > 0.0f) {
+    const double below = temperature * __builtin_log(static_cast<double>(min_p));
+    const auto cut = static_cast<float>(logits.max() + below);
+    filter.cut = cut < logits.max() ? cut : logits.max();
+  }
+  if (k > 0 && k < args.vocab) filter = logits.top_k(filter, k);
+  if (p < 1.0f) filter = logits.top_p(filter, softmax, p);
+  const double total = logits.total_weight(softmax, filter);
+  return logits.draw(softmax, filter, uniform(args.seed[row], args.position[row]) * total);
+}
+
+inline void sample_row(const SampleArgs& args, int row, Worker& worker) {
+  const int vocab = args.vocab;
+  const int target = args.target_ids[row];
+  const int num_top = args.num_logprobs[row];
+  const bool wants_logprobs = num_top >= 0 || target >= 0;
+  float* x = args.logits + row * args.logits_stride;
+  int32_t* top_ids = args.top_ids + int64_t{row} * args.max_logprobs;
+  float* top_logprobs = args.top_logprobs + int64_t{row} * args.max_logprobs;
+  for (int i = 0; i < args.max_logprobs; ++i) {
+    top_ids[i] = -1;
+    top_logprobs[i] = __builtin_nanf("");
+  }
+  args.token_ids[row] = -1;
+  args.logprobs[row] = __builtin_nanf("");
+  args.ranks[row] = 0;
+  const SampleMemory memory(worker.scratch, vocab);
+  const Row original(x, vocab, memory);
+  if (!original.is_valid()) return;
+  double log_sum = 0.0;
+  if (wants_logprobs) {
+    log_sum = __builtin_log(original.total_weight({original.max(), 1.0f}, {kLowest, vocab}));
+    if (num_top > 0) original.list_top(num_top, log_sum, top_ids, top_logprobs);
+  }
+  int token = target;
+  if (target < 0 && has_adjustments(args, row)) {
+    float* adjusted = x;
+    if (wants_logprobs) {
+      adjusted = memory.copy;
+      __builtin_memcpy(adjusted, x, static_cast<size_t>(vocab) * sizeof(float));
+    }
+    adjust_logits(args, row, adjusted);
+    token = choose_token(args, row, Row(adjusted, vocab, memory));
+  } else if (target < 0) {
+    token = choose_token(args, row, original);
+  }
+  args.token_ids[row] = token;
+  if (!wants_logprobs || token < 0) return;
+  args.logprobs[row] = original.logprob(token, log_sum);
+  args.ranks[row] = original.rank(token);
+}
+
+inline void run_sample(const SampleArgs& args, Worker& worker) {
+  for (int64_t row = next_task(worker); row < args.num_rows; row = next_task(worker)) {
+    sample_row(args, static_cast<int>(row), worker);
+  }
+}
+
+}  // namespace
+}  // namespace caudal
