@@ -20,7 +20,7 @@ def demo_model() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random llama of a few layers with float32 weights."""
+    """A random llama of two layers."""
     return make_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
 
 

@@ -15,6 +15,7 @@ from caudal.ops.interface import AttentionSpec, BatchArrays, KVCacheSpec, PlanSp
 from caudal.sampling_params import SamplingParams
 from caudal.scheduler.output import FinishReason
 from caudal.step_io import ModelRunnerOutput, SchedulerOutput
+from caudal.weights.ggml_types import GGMLType
 from caudal.weights.gguf import GGUFFile
 from caudal.weights.loader import WeightLoader
 from caudal.weights.model_config import read_model_config
@@ -70,7 +71,13 @@ def naive_greedy(model: Path, prompt: list[int], num_tokens: int) -> list[int]:
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_engine_equals_naive_recomputation(tmp_path: Path, architecture: str) -> None:
-    model = make_tiny_model(tmp_path / "tiny.gguf", arch=architecture)
+    model = make_tiny_model(
+        tmp_path / "tiny.gguf",
+        arch=architecture,
+        linear_type=GGMLType.F32,
+        embedding_type=GGMLType.F32,
+        output_type=GGMLType.F32,
+    )
     engine = Harness(
         model,
         cache=CacheConfig(num_blocks=64),
