@@ -96,7 +96,7 @@ class ZmqEngineClient:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._context = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._streams: dict[str, OutputStream] = {}
@@ -142,8 +142,9 @@ class ZmqEngineClient:
         self._ready = loop.create_future()
         self._directory = tempfile.mkdtemp(prefix="caudal-")
         endpoints = [f"ipc://{self._directory}/{name}" for name in ("to", "from")]
-        sender: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
-        receiver: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
+        context = self._context = zmq.Context()
+        sender: zmq.Socket[bytes] = context.socket(zmq.PUSH)
+        receiver: zmq.Socket[bytes] = context.socket(zmq.PULL)
         for socket, endpoint in ((sender, endpoints[0]), (receiver, endpoints[1])):
             socket.set_hwm(0)
             socket.setsockopt(zmq.LINGER, 0)
@@ -302,6 +303,9 @@ class ZmqEngineClient:
             asyncio.get_running_loop().remove_reader(_descriptor(receiver))
             sender.close()
             receiver.close()
+        if self._context is not None:
+            self._context.term()
+            self._context = None
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
