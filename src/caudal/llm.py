@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -128,7 +131,7 @@ class LLM:
         (completion,), open_requests = self._submit([self._render(messages)], sampling, stop)
         try:
             while open_requests:
-                self._deliver(self._core.step(), open_requests)
+                self._step(open_requests)
                 yield completion
         finally:
             self._abort_all(open_requests)
@@ -146,7 +149,7 @@ class LLM:
         completions, open_requests = self._submit(prompts, sampling, stop)
         try:
             while open_requests:
-                self._deliver(self._core.step(), open_requests)
+                self._step(open_requests)
         finally:
             self._abort_all(open_requests)
         return completions
@@ -174,6 +177,10 @@ class LLM:
                 self._abort_all(open_requests)
                 raise InvalidRequestError(refusal.message, param="prompt")
         return completions, open_requests
+
+    def _step(self, open_requests: dict[str, _Open]) -> None:
+        with _whole_step():
+            self._deliver(self._core.step(), open_requests)
 
     def _deliver(self, outputs: list[RequestOutput], open_requests: dict[str, _Open]) -> None:
         """Append new tokens to their completions; close what ended or hit a stop string."""
@@ -203,7 +210,8 @@ class LLM:
         """Leave the engine idle: nothing of this call may outlive it."""
         self._core.abort(list(open_requests))
         while self._core.has_work:
-            self._core.step()
+            with _whole_step():
+                self._core.step()
 
     def _per_prompt(
         self, prompts: list[list[int]], sampling: SamplingParams | Sequence[SamplingParams] | None
@@ -225,6 +233,24 @@ class LLM:
         if room < min(1, params.max_tokens):
             raise ContextLengthError(len(ids), self.max_model_len, params.max_tokens)
         return params if params.max_tokens <= room else _with_max_tokens(params, room)
+
+
+@contextmanager
+def _whole_step() -> Iterator[None]:
+    """Hold Ctrl-C back until the step is over: half a step leaves schedule and rows apart."""
+    is_main = threading.current_thread() is threading.main_thread()
+    previous = signal.getsignal(signal.SIGINT) if is_main else None
+    if previous is None:  # another thread, or a handler that Python did not install
+        yield
+        return
+    held: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _frame: held.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if held:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _with_max_tokens(params: SamplingParams, max_tokens: int) -> SamplingParams:
