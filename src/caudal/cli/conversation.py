@@ -78,22 +78,26 @@ class Conversation:
         """Answer line by line until /exit or the end of input."""
         while True:
             try:
-                line = read_line().strip()
+                if not self._turn(read_line().strip()):
+                    return
             except EOFError:
                 print()
                 return
             except KeyboardInterrupt:
                 print("\n(/exit or Ctrl-D leaves)")
-                continue
-            if line == "/exit":
-                return
-            if line == "/clear":
-                self.messages = list(self._opening)
-                print("(conversation forgotten)")
-            elif line.startswith("/"):
-                print(HELP)
-            elif line:
-                self.answer(line)
+
+    def _turn(self, line: str) -> bool:
+        """Obey or answer one line; False to leave."""
+        if line == "/exit":
+            return False
+        if line == "/clear":
+            self.messages = list(self._opening)
+            print("(conversation forgotten)")
+        elif line.startswith("/"):
+            print(HELP)
+        elif line:
+            self.answer(line)
+        return True
 
     def answer(self, text: str) -> None:
         """One turn. An interrupted answer is kept as far as it came; a failed turn is forgotten."""
