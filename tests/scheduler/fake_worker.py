@@ -112,8 +112,12 @@ class FakeWorker:
         for cached in output.cached_requests:
             self._update(cached)
         self._check_shape(output)
+        owners: dict[int, int] = {}
+        for row in self.rows.values():
+            for block_id in row.block_ids:
+                owners[block_id] = owners.get(block_id, 0) + 1
         for request_id, num_tokens in output.num_scheduled_tokens.items():
-            self._write(request_id, num_tokens)
+            self._write(request_id, num_tokens, owners)
         result = ModelRunnerOutput()
         for request_id, num_tokens in output.num_scheduled_tokens.items():
             self._read(request_id, num_tokens, result)
@@ -133,8 +137,7 @@ class FakeWorker:
         self.rows[new.request_id] = row
         assert new.num_computed_tokens < len(new.token_ids)
         assert new.num_computed_tokens % self.block_size == 0
-        for position in range(new.num_computed_tokens):
-            assert self.slots[self._slot(row, position)] == row.tags[position], "wrong prefix hit"
+        self._check_context(row, new.num_computed_tokens, "wrong prefix hit")
 
     def _update(self, cached: CachedRequestData) -> None:
         row = self.rows[cached.request_id]
@@ -164,18 +167,22 @@ class FakeWorker:
         assert num_context == output.num_context_tokens
         assert num_logits <= limits.max_num_logits
 
-    def _write(self, request_id: str, num_tokens: int) -> None:
+    def _write(self, request_id: str, num_tokens: int, owners: dict[int, int]) -> None:
         row = self.rows[request_id]
-        owners: dict[int, int] = {}
-        for other in self.rows.values():
-            for block_id in other.block_ids:
-                owners[block_id] = owners.get(block_id, 0) + 1
         start = row.num_computed_tokens
         for position in range(start, start + num_tokens):
-            slot = self._slot(row, position)
-            assert owners[slot // self.block_size] == 1, "a shared block is written"
+            block_id = row.block_ids[position // self.block_size]
+            assert owners[block_id] == 1, "a shared block is written"
+            slot = block_id * self.block_size + position % self.block_size
             self.slots[slot] = row.tags[position]
         self.num_computed_in_all += num_tokens
+
+    def _check_context(self, row: Row, num_tokens: int, what: str) -> None:
+        size = self.block_size
+        for start in range(0, num_tokens, size):
+            count = min(size, num_tokens - start)
+            slot = row.block_ids[start // size] * size
+            assert self.slots[slot : slot + count] == row.tags[start : start + count], what
 
     def _read(self, request_id: str, num_tokens: int, result: ModelRunnerOutput) -> None:
         row = self.rows[request_id]
@@ -184,8 +191,7 @@ class FakeWorker:
         if request_id in self.failing:
             result.errors[request_id] = self.failing[request_id]
             return
-        for position in range(end):
-            assert self.slots[self._slot(row, position)] == row.tags[position], "KV was overwritten"
+        self._check_context(row, end, "KV was overwritten")
         if row.sampling.num_prompt_logprobs is not None:
             result.prompt_logprobs[request_id] = [
                 TokenLogprobs(row.token_ids[i + 1], -1.0, 1, [], [])
@@ -199,7 +205,3 @@ class FakeWorker:
             result.sampled_token_ids[request_id] = [token_id]
             if row.sampling.num_logprobs is not None:
                 result.logprobs[request_id] = [TokenLogprobs(token_id, -1.0, 1, [], [])]
-
-    def _slot(self, row: Row, position: int) -> int:
-        block_id = row.block_ids[position // self.block_size]
-        return block_id * self.block_size + position % self.block_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +14,15 @@ from caudal.scheduler.admission import RefusedRequest
 from caudal.scheduler.output import FinishReason, RequestOutput
 from caudal.scheduler.request import Request
 from caudal.scheduler.scheduler import Scheduler
-from caudal.step_io import SchedulerOutput, TokenLogprobs
-from tests.scheduler.fake_worker import EOG, VOCAB_SIZE, FakeWorker, WorkerLimits, expected_output
+from caudal.step_io import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from tests.scheduler.fake_worker import (
+    EOG,
+    VOCAB_SIZE,
+    FakeWorker,
+    WorkerLimits,
+    expected_output,
+    root_tag,
+)
 
 BLOCK_SIZE = 16
 
@@ -147,6 +155,22 @@ class Harness:
         for output in outputs:
             self.results[output.request_id].add(output, self.now)
 
+    def check_cached_contents(self) -> None:
+        """Every block that the prefix tree offers holds what its place in the tree says."""
+        radix = self.scheduler._state.kv._radix
+        if radix is None:
+            return
+        stack = [(root, root_tag(namespace)) for namespace, root in radix._roots.items()]
+        while stack:
+            node, tag = stack.pop()
+            for key, child in node.children.items():
+                end = tag
+                for offset, token_id in enumerate(array("i", key)):
+                    end = hash((end, token_id))
+                    slot = child.block_id * BLOCK_SIZE + offset
+                    assert self.worker.slots[slot] == end, "the tree offers wrong content"
+                stack.append((child, end))
+
     def run(self, max_steps: int = 10_000) -> None:
         """Step until there is nothing to do; every step must compute something."""
         for _ in range(max_steps):
@@ -190,3 +214,20 @@ class Harness:
         assert stats.num_blocks_free + stats.num_blocks_cached == stats.num_blocks_total
         assert not self.worker.rows
         assert not self.scheduler.has_work
+
+
+class FastHarness(Harness):
+    """Without the checks of every step, for long runs."""
+
+    def step(self, *, abort_in_flight: list[str] | None = None) -> SchedulerOutput:
+        output = self.scheduler.schedule(self.now)
+        result = ModelRunnerOutput()
+        for request_id, num_tokens in output.num_scheduled_tokens.items():
+            request = self.results[request_id].request
+            if request.num_computed_tokens + num_tokens == len(request.token_ids):
+                result.sampled_token_ids[request_id] = [9]
+        step_ms = self.step_ms(output)
+        self.now += step_ms / 1e3
+        self.num_steps += 1
+        self.collect(self.scheduler.update_from_output(output, result, self.now, step_ms=step_ms))
+        return output

@@ -11,7 +11,7 @@ from caudal.errors import ContextLengthError, InvalidRequestError, OverloadedErr
 from caudal.scheduler.admission import RefusedRequest
 from caudal.scheduler.request import Request
 from caudal.step_io import SchedulerOutput
-from tests.scheduler.harness import Harness, make_prompt, make_request
+from tests.scheduler.harness import FastHarness, Harness, make_prompt, make_request
 
 
 def linear_ms(output: SchedulerOutput) -> float:
@@ -94,7 +94,7 @@ def test_predicted_wait_bound_refuses_with_the_excess_as_retry_time() -> None:
 
 @pytest.mark.parametrize("num_streams", [0, 4])
 def test_predicted_ttft_is_close_to_what_happens(num_streams: int) -> None:
-    harness = Harness(
+    harness = FastHarness(
         max_num_seqs=32, num_blocks=4000, step_ms=linear_ms, max_num_batched_tokens=512
     )
     harness.add(*requests(max(1, num_streams), max_tokens=5 if num_streams == 0 else 3000))

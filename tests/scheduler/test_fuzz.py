@@ -157,6 +157,7 @@ def run_workload(shape: dict[str, Any], seed: int) -> Harness:
             harness.scheduler.check_integrity()
         in_flight = [rng.choice(live)] if live and rng.random() < 0.05 else None
         harness.step(abort_in_flight=in_flight)
+        harness.check_cached_contents()
         assert harness.num_steps < num_steps_bound + 500, "starvation"
     return harness
 

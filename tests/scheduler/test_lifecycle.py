@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from caudal.sampling_params import SamplingParams
-from caudal.scheduler.output import FinishReason
+from caudal.scheduler.output import FinishReason, RequestOutput
 from caudal.scheduler.request import Request, RequestStatus, accept_tokens
 from caudal.step_io import ModelRunnerOutput
 from tests.scheduler.fake_worker import EOG
@@ -240,23 +240,47 @@ def test_idle_scheduler_has_no_work() -> None:
     harness.check_idle()
 
 
-def test_several_tokens_of_one_row_are_taken_in_order() -> None:
-    """Speculation: two accepted drafts and the token after them."""
+def run_drafts(harness: Harness, drafts: list[int], sampled: list[int]) -> RequestOutput:
+    """One step in which a speculation hook has added drafts to the decode row of "r"."""
+    scheduler, request = harness.scheduler, result_of(harness).request
+    output = scheduler.schedule(harness.now)
+    output.draft_token_ids = {"r": drafts}
+    scheduler._state.kv.allocate_slots("r", len(request.token_ids) + len(drafts))
+    request.num_slots = scheduler._state.kv.num_slots("r")
+    assert scheduler._in_flight is not None
+    scheduler._in_flight.counts[0] += len(drafts)
+    result = ModelRunnerOutput(sampled_token_ids={"r": sampled})
+    (update,) = scheduler.update_from_output(output, result, harness.now)
+    scheduler.check_integrity()
+    return update
+
+
+def test_accepted_drafts_are_taken_and_rejected_ones_rolled_back() -> None:
     harness = Harness()
     harness.add(make_request("r", 31, max_tokens=40))
     harness.step()
-    scheduler, request = harness.scheduler, result_of(harness).request
-    output = scheduler.schedule(harness.now)
-    output.draft_token_ids = {"r": [10, 11, 12]}
-    scheduler._state.kv.allocate_slots("r", 35)
-    request.num_slots = scheduler._state.kv.num_slots("r")
-    assert scheduler._in_flight is not None
-    scheduler._in_flight.counts[0] = 4
-    result = ModelRunnerOutput(sampled_token_ids={"r": [10, 11, 13]})
-    (update,) = scheduler.update_from_output(output, result, harness.now)
+    update = run_drafts(harness, [10, 11, 12], [10, 11, 13])
     assert update.new_token_ids == [10, 11, 13]
+    request = result_of(harness).request
     assert request.num_computed_tokens == 34 == len(request.token_ids) - 1
-    scheduler.check_integrity()
+    update = run_drafts(harness, [10, 11, 12], [14])
+    assert update.new_token_ids == [14]
+    assert request.num_computed_tokens == 35 == len(request.token_ids) - 1
+
+
+def test_stop_inside_accepted_drafts_drops_the_rest() -> None:
+    harness = Harness()
+    harness.add(make_request("r", 30, max_tokens=40, stop_token_ids=(20,)))
+    harness.step()
+    update = run_drafts(harness, [10, 20, 12, 13], [10, 20, 12, 13, 14])
+    assert update.new_token_ids == [10, 20]
+    assert update.finish_reason is FinishReason.STOP
+    assert update.stop_token_id == 20
+    assert harness.scheduler.stats().num_blocks_held == 0
+    # 33 tokens are known, so two blocks are reusable; the third holds dropped tokens.
+    known = [*make_prompt(30), *result_of(harness).request.token_ids[30:]]
+    assert len(known) == 33
+    assert harness.scheduler._state.kv.match_prefix("", [*known, 3])[1] == 32
 
 
 def test_unseeded_requests_get_different_repeatable_seeds() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from unittest import mock
 
 import pytest
 
 from caudal.kv_cache.kv_cache_manager import KVCacheManager
+from caudal.scheduler import step_planner
 from caudal.scheduler.preemption import choose_victim, num_growth_blocks
 from caudal.scheduler.request import Request, RequestStatus
 from tests.scheduler.harness import Harness, make_prompt, make_request
@@ -150,13 +152,30 @@ def test_no_ping_pong_between_two_requests() -> None:
 
 
 def test_half_computed_prompts_that_fill_the_pool_do_not_deadlock() -> None:
-    """Growth of a stream eats what two prompts were promised; one must give way."""
+    """Several prompts larger than half of the pool, beside a stream that grows."""
     harness = Harness(num_blocks=24, max_num_batched_tokens=32, tpot_ms=8.0)
     harness.add(make_request("s", make_prompt(30, 1), max_tokens=150))
     harness.run_until(lambda: len(harness.results["s"].token_ids) > 2)
-    harness.add(*[make_request(f"p{i}", make_prompt(150, 2 + i), max_tokens=60) for i in range(3)])
+    harness.add(*[make_request(f"p{i}", make_prompt(250, 2 + i), max_tokens=60) for i in range(3)])
     harness.run(3000)
     harness.check_all_complete()
+
+
+def test_prompt_logprobs_survive_a_preemption_half_way_through_the_prompt() -> None:
+    """Those computed before it must not be sent twice."""
+    harness = Harness(num_blocks=24, max_num_batched_tokens=17, max_num_seqs=4)
+    harness.add(make_request("s", make_prompt(16, 1), max_tokens=300))
+    harness.run_until(lambda: len(harness.results["s"].token_ids) > 2)
+    with mock.patch.object(step_planner, "GROWTH_BLOCKS_NEW", 0):
+        harness.add(make_request("p", make_prompt(350, 2), max_tokens=4, num_prompt_logprobs=0))
+        victim = harness.results["p"].request
+        harness.run_until(lambda: victim.num_preemptions == 1)
+    assert victim.num_lost_tokens > 16
+    assert not harness.results["p"].outputs
+    harness.run()
+    harness.check_all_complete()
+    entries = harness.results["p"].prompt_logprobs or []
+    assert [entry.token_id for entry in entries] == victim.prompt_token_ids[1:]
 
 
 @pytest.mark.parametrize("share", [1.0, 0.6, 0.3])
@@ -168,7 +187,7 @@ def test_scarce_memory_slows_smoothly_and_finishes_everything(share: float) -> N
         max_num_seqs=16,
         step_ms=lambda output: 5 + 0.15 * output.num_tokens,
     )
-    for index in range(60):
+    for index in range(40):
         prompt = make_prompt(rng.choice([20, 100, 400]), index)
         harness.add(make_request(f"r{index}", prompt, max_tokens=rng.choice([10, 80, 200])))
     num_tokens = sum(
@@ -183,5 +202,5 @@ def test_scarce_memory_slows_smoothly_and_finishes_everything(share: float) -> N
         last = done
     harness.check_all_complete()
     stats = harness.scheduler.stats()
-    assert stats.num_finished["length"] == 60
+    assert stats.num_finished["length"] == 40
     assert stats.num_preempted_tokens <= 0.1 * num_tokens

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from caudal.step_io import ModelRunnerOutput, SchedulerOutput
-from tests.scheduler.harness import Harness, make_prompt, make_request
+from caudal.step_io import SchedulerOutput
+from tests.scheduler.harness import FastHarness, make_prompt, make_request
 
 
 def machine(
@@ -29,23 +29,6 @@ def machine(
         return exact * rng.uniform(0.95, 1.05)
 
     return step_ms
-
-
-class FastHarness(Harness):
-    """Without the checks of every step, for long runs."""
-
-    def step(self, *, abort_in_flight: list[str] | None = None) -> SchedulerOutput:
-        output = self.scheduler.schedule(self.now)
-        result = ModelRunnerOutput()
-        for request_id, num_tokens in output.num_scheduled_tokens.items():
-            request = self.results[request_id].request
-            if request.num_computed_tokens + num_tokens == len(request.token_ids):
-                result.sampled_token_ids[request_id] = [9]
-        step_ms = self.step_ms(output)
-        self.now += step_ms / 1e3
-        self.num_steps += 1
-        self.collect(self.scheduler.update_from_output(output, result, self.now, step_ms=step_ms))
-        return output
 
 
 def make_machine(tpot_ms: float | None, **costs: float) -> FastHarness:

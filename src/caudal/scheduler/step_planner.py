@@ -97,20 +97,18 @@ class StepPlanner:
         return RunningSplit(decoding, growing, prefilling, num_context_tokens)
 
     def _make_room(self, plan: StepPlan) -> RunningSplit:
-        """Preempt one victim after another until every decode row can have its block."""
+        """Preempt one victim after another until every decode row can have its block.
+
+        Prompts need no such care: admission promised them their blocks, and what decoding takes
+        of these it gives back. A single request always fits: it was checked against the pool.
+        """
+        state = self._state
         while True:
             split = self._split_running()
-            if len(self._state.running) <= 1 or not self._is_stuck(split):
+            if len(split.growing) <= state.kv.num_blocks_available:
                 return split
-            self._state.preempt(choose_victim(self._state.running.values(), self._state.kv))
+            state.preempt(choose_victim(state.running.values(), state.kv))
             plan.has_preempted = True
-
-    def _is_stuck(self, split: RunningSplit) -> bool:
-        num_available = self._state.kv.num_blocks_available
-        if split.decoding or num_available > 0:
-            return len(split.growing) > num_available
-        # Only half-computed prompts, which hold all blocks: nobody could advance.
-        return all(r.num_computed_tokens >= r.num_slots for r in split.prefilling)
 
     def _add_decode_rows(self, plan: StepPlan, split: RunningSplit) -> None:
         decoding = split.decoding
