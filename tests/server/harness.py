@@ -119,6 +119,7 @@ class Served:
         assert answer["usage"]["completion_tokens"] == 1
         assert self.state.num_active == 0
         assert len(self.state.streams) == 0
+        assert self.state.bodies.num_used == 0
 
 
 def parse_events(text: str) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from typing import Any
@@ -152,6 +153,28 @@ async def test_body_over_the_limit_is_413_declared_or_not() -> None:
             answer = await connection.read_all()
             assert answer.split(b" ", 2)[1] in (b"413", b"400")
             await connection.close()
+        await served.check_idle()
+
+
+async def test_many_large_bodies_at_once_are_refused_not_hoarded() -> None:
+    """Unsent bodies must not add up to all of the memory."""
+    config = ServerConfig(port=0, max_body_bytes=60_000)
+    setup = Setup(config=config, limits=ServerLimits(max_buffered_bytes=100_000))
+    async with on_loopback(setup) as served:
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50001\r\n\r\n"
+        unfinished = [await open_raw(served.port, head + b" " * 50_000) for _ in range(2)]
+        async with asyncio.timeout(5):
+            while served.state.bodies.num_used < 100_000:
+                await asyncio.sleep(0.002)
+        response = await served.http.post("/v1/completions", json={"prompt": "x"})
+        assert response.status_code == 429
+        assert response.headers["retry-after"] == "1"
+        assert served.state.metrics.requests_rejected.values["bodies"] == 1
+        for connection in unfinished:
+            await connection.close()
+        async with asyncio.timeout(5):
+            while served.state.bodies.num_used:
+                await asyncio.sleep(0.002)
         await served.check_idle()
 
 

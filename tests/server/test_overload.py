@@ -67,6 +67,7 @@ async def test_not_ready_before_the_first_step_and_alive_all_the_time() -> None:
             assert response.status_code == 503
             assert response.headers["retry-after"] == "1"
             assert response.json()["error"]["type"] == "service_unavailable"
+        assert served.state.metrics.requests_rejected.values["unavailable"] == 1
         served.engine.become_ready()
         statuses = [(await served.http.get(p)).status_code for p in ("/live", "/ready", "/health")]
         assert statuses == [200, 200, 200]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from caudal.metrics.instruments import TOKEN_BUCKETS, Histogram, LabelledCounter
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
-REJECTION_REASONS = ("queue_requests", "queue_tokens", "queue_ttft", "unavailable")
+REJECTION_REASONS = ("queue_requests", "queue_tokens", "queue_ttft", "bodies", "unavailable")
 
 
 class ServerMetrics:

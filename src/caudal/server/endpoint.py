@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from caudal.server.errors import ClientGoneError, as_request_error
+from caudal.errors import OverloadedError, UnavailableError
+from caudal.server.errors import ABORTED, ClientGoneError, as_request_error
 from caudal.server.exchange import Exchange, Receive, Scope, Send
 from caudal.server.protocol.common import ErrorResponse
 from caudal.server.state import AppState
@@ -55,9 +56,19 @@ class Endpoint:
         except ClientGoneError:
             pass
         except Exception as error:
+            if self._is_generation:
+                self._count_refusal(error)
             await _answer_error(exchange, error)
         finally:
+            exchange.release_body(self._state.bodies)
             self._state.num_active -= self._is_generation
+
+    def _count_refusal(self, error: Exception) -> None:
+        rejected = self._state.metrics.requests_rejected
+        if isinstance(error, OverloadedError):
+            rejected.increment(error.reason)
+        elif isinstance(error, UnavailableError) and error.code != ABORTED:
+            rejected.increment("unavailable")
 
 
 async def _answer_error(exchange: Exchange, error: Exception) -> None:

@@ -22,6 +22,9 @@ Headers = list[tuple[bytes, bytes]]
 
 logger = logging.getLogger("caudal.server")
 
+ABORTED = "aborted"
+"""Code of a request that ran and was ended by the server's stop."""
+
 CLOSE: Headers = [(b"connection", b"close")]
 _INTERNAL = "The server failed to handle this request."
 _ENGINE_DEAD = "The engine stopped while it ran this request; try again in a moment."

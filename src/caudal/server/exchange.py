@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from caudal.errors import RequestError
+from caudal.errors import OverloadedError, RequestError
 from caudal.server.errors import (
     BodyTimeoutError,
     ClientGoneError,
@@ -37,10 +37,31 @@ _EVENT_STREAM: Headers = [
 ]
 
 
+class BodyBudget:
+    """Bytes that the bodies of all unprepared requests may hold together."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.num_used = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Reserve. Raises OverloadedError if others hold too much."""
+        if self.num_used + num_bytes > self._max_bytes:
+            raise OverloadedError(
+                "Too many large request bodies at once.", retry_after_s=1.0, reason="bodies"
+            )
+        self.num_used += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        """Return what `take` reserved."""
+        self.num_used -= num_bytes
+
+
 class Exchange:
     """Reads the body, writes the answer and knows whether the client is still there."""
 
     __slots__ = (
+        "_num_budgeted",
         "_receive",
         "headers",
         "is_complete",
@@ -57,10 +78,11 @@ class Exchange:
         self.send = send
         self.reply_headers: Headers = []
         """Sent with whatever the answer turns out to be."""
+        self._num_budgeted = 0
         self.is_started = False
         self.is_complete = False
 
-    async def read_json(self, max_bytes: int, timeout_s: float) -> bytes:
+    async def read_json(self, max_bytes: int, timeout_s: float, budget: BodyBudget) -> bytes:
         """The whole body. Raises a RequestError for a wrong type, size or pace, ClientGoneError."""
         self._check_content_type()
         declared = self.headers.get(b"content-length", b"")
@@ -74,6 +96,8 @@ class Exchange:
                     chunk = message.get("body", b"")
                     size += len(chunk)
                     is_too_large = size > max_bytes
+                    budget.take(len(chunk))
+                    self._num_budgeted += len(chunk)
                     chunks.append(chunk)
                     if not message.get("more_body", False):
                         break
@@ -88,6 +112,11 @@ class Exchange:
                 f"The request body is larger than {max_bytes} bytes.", code="body_too_large"
             )
         return b"".join(chunks)
+
+    def release_body(self, budget: BodyBudget) -> None:
+        """Give back what `read_json` took: the body is no longer needed."""
+        budget.give_back(self._num_budgeted)
+        self._num_budgeted = 0
 
     async def _receive_body(self) -> Message:
         message = await self._receive()

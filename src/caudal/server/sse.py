@@ -21,12 +21,22 @@ def error_event(error: RequestError) -> bytes:
 class EventStream:
     """One open event stream. Its buffer is the connection's: a full one blocks `send`."""
 
-    __slots__ = ("_exchange", "_num_pending", "_num_sent", "_send", "_task", "idle_s", "was_cut")
+    __slots__ = (
+        "_exchange",
+        "_is_finished",
+        "_num_pending",
+        "_num_sent",
+        "_send",
+        "_task",
+        "idle_s",
+        "was_cut",
+    )
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._send = exchange.send
         self._task = asyncio.current_task()
+        self._is_finished = False
         self._num_pending = 0
         self._num_sent = 0
         self.idle_s = 0.0
@@ -41,9 +51,15 @@ class EventStream:
 
     async def finish(self, events: bytes) -> None:
         """Write the last events and end the answer."""
+        self._is_finished = True
         self._num_pending += 1
         await self._exchange.finish(events)
         self._num_pending -= 1
+
+    async def ping(self) -> None:
+        """Write a comment, unless the stream has ended meanwhile."""
+        if not self._is_finished:
+            await self.send(PING)
 
     @property
     def is_blocked(self) -> bool:
@@ -109,6 +125,6 @@ class StreamRegistry:
                 stream.cut()
         elif stream.idle_s >= self._ping_interval_s:
             stream.idle_s = 0.0
-            ping = asyncio.get_running_loop().create_task(stream.send(PING))
+            ping = asyncio.get_running_loop().create_task(stream.ping())
             self._pings.add(ping)
             ping.add_done_callback(self._pings.discard)

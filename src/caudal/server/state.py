@@ -15,6 +15,7 @@ from caudal.engine.messages import EngineStats
 from caudal.errors import NotFoundError, UnavailableError
 from caudal.metrics.server_metrics import ServerMetrics
 from caudal.server.body import UnknownFieldLog
+from caudal.server.exchange import BodyBudget, Exchange
 from caudal.server.model import ServedModel
 from caudal.server.sse import StreamRegistry
 from caudal.server.turns import Turns
@@ -31,6 +32,8 @@ class ServerLimits:
     """Silence after which a stream gets a comment line."""
     slow_reader_s: float = 30.0
     """How long a stream may wait for a reader whose buffer is full."""
+    max_buffered_bytes: int = 256 * 1024 * 1024
+    """Bodies of all requests that are not prepared yet."""
     body_timeout_s: float = 60.0
     """Time for a whole request body to arrive."""
     max_choices: int = 1024
@@ -59,6 +62,7 @@ class AppState:
     """Generation requests between their first byte and the end of their answer."""
     streams: StreamRegistry = field(init=False)
     turns: Turns = field(init=False)
+    bodies: BodyBudget = field(init=False)
     pool: ThreadPoolExecutor = field(init=False)
     _random: Random = field(default_factory=lambda: Random(os.urandom(32)))
     _exposition: Exposition | None = None
@@ -69,7 +73,14 @@ class AppState:
             ping_interval_s=limits.ping_interval_s, slow_reader_s=limits.slow_reader_s
         )
         self.turns = Turns(limits.turns_per_pass)
+        self.bodies = BodyBudget(max(limits.max_buffered_bytes, self.config.max_body_bytes))
         self.pool = ThreadPoolExecutor(limits.tokenizer_threads, "caudal-tokenizer")
+
+    async def read_json(self, exchange: Exchange) -> bytes:
+        """The request's body, within this server's limits."""
+        return await exchange.read_json(
+            self.config.max_body_bytes, self.limits.body_timeout_s, self.bodies
+        )
 
     @property
     def is_ready(self) -> bool:

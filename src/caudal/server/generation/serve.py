@@ -9,12 +9,11 @@ from typing import Any
 
 from caudal.errors import (
     EngineDeadError,
-    OverloadedError,
     RequestFailedError,
     UnavailableError,
 )
 from caudal.scheduler.output import FinishReason, RequestOutput
-from caudal.server.errors import ClientGoneError, as_request_error
+from caudal.server.errors import ABORTED, ClientGoneError, as_request_error
 from caudal.server.exchange import Exchange
 from caudal.server.generation.answer import AnswerWriter, usage_of
 from caudal.server.generation.choice import Choice
@@ -48,14 +47,7 @@ class Generation:
         Raises OverloadedError or UnavailableError.
         """
         metrics = self._state.metrics
-        try:
-            self._outputs = await _together(map(self._engine.submit, self._requests))
-        except OverloadedError as error:
-            metrics.requests_rejected.increment(error.reason)
-            raise
-        except UnavailableError:
-            metrics.requests_rejected.increment("unavailable")
-            raise
+        self._outputs = await _together(map(self._engine.submit, self._requests))
         for prompt in self._plan.prompts:
             metrics.prompt_tokens += len(prompt.token_ids)
             metrics.prompt_length.observe(len(prompt.token_ids))
@@ -107,7 +99,7 @@ class Generation:
             self._state.metrics.requests_finished.increment(reason)
             if self._is_client_gone:
                 raise ClientGoneError
-            raise UnavailableError("The request was aborted: shutting down.", code="aborted")
+            raise UnavailableError("The request was aborted: shutting down.", code=ABORTED)
         if reason is FinishReason.ERROR:
             raise RequestFailedError(output.error or "The request failed.", code="request_failed")
 

@@ -23,7 +23,7 @@ _DETOKENIZE = BodyDecoder(DetokenizeRequest)
 
 async def tokenize(state: AppState, exchange: Exchange) -> None:
     """Token ids of a text or a conversation."""
-    data = await exchange.read_json(state.config.max_body_bytes, state.limits.body_timeout_s)
+    data = await state.read_json(exchange)
     await state.turns.take()
     body = _TOKENIZE.decode(data, state.unknown_fields)
     model = state.require_model(body.model)
@@ -81,7 +81,7 @@ async def _chat_ids(
 
 async def detokenize(state: AppState, exchange: Exchange) -> None:
     """Text of token ids."""
-    data = await exchange.read_json(state.config.max_body_bytes, state.limits.body_timeout_s)
+    data = await state.read_json(exchange)
     await state.turns.take()
     body = _DETOKENIZE.decode(data, state.unknown_fields)
     tokenizer = state.require_model(body.model).tokenizer
