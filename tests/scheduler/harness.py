@@ -45,6 +45,10 @@ def make_request(request_id: str, prompt: list[int] | int, **options: Any) -> Re
     return Request(request_id, token_ids, SamplingParams(**options), **own)
 
 
+def constant_ms(step_ms: float) -> CostFunction:
+    return lambda _: step_ms
+
+
 @dataclass
 class Result:
     """All outputs of one request, added up."""
@@ -118,7 +122,7 @@ class Harness:
             max_model_len,
         )
         self.worker = FakeWorker(num_blocks, BLOCK_SIZE, limits)
-        self.step_ms: CostFunction = step_ms if callable(step_ms) else (lambda _, ms=step_ms: ms)
+        self.step_ms: CostFunction = step_ms if callable(step_ms) else constant_ms(step_ms)
         self.now = 0.0
         self.num_steps = 0
         self.results: dict[str, Result] = {}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from caudal.config import Batching
+from caudal.kv_cache.radix_cache import make_block_keys
 from caudal.scheduler.output import FinishReason
+from caudal.scheduler.prefix_deferral import PrefixDeferral
 from caudal.scheduler.request import Request
 from tests.scheduler.harness import Harness, make_prompt, make_request
 
@@ -100,6 +102,19 @@ def test_important_request_does_not_wait_for_an_unimportant_one() -> None:
     harness.step()
     harness.add(make_request("high", SYSTEM, priority=0))
     assert harness.step().num_scheduled_tokens["high"] > 0
+
+
+def test_nobody_waits_for_what_a_leader_has_already_computed() -> None:
+    """Its blocks may have left the cache; it will not compute them again."""
+    deferral = PrefixDeferral(16)
+    leader, follower = make_request("a", 100), make_request("b", 100)
+    for request in (leader, follower):
+        request.block_keys = make_block_keys(request.token_ids, 16)
+    deferral.start(leader)
+    found = deferral.find_leader(follower, 0)
+    assert found is not None and found[1] == 96
+    leader.num_computed_tokens = 96
+    assert deferral.find_leader(follower, 0) is None
 
 
 def test_namespaces_do_not_wait_for_each_other() -> None:

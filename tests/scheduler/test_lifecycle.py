@@ -283,6 +283,17 @@ def test_stop_inside_accepted_drafts_drops_the_rest() -> None:
     assert harness.scheduler._state.kv.match_prefix("", [*known, 3])[1] == 32
 
 
+def test_dropped_tokens_of_a_draft_never_count_as_a_full_block() -> None:
+    harness = Harness()
+    harness.add(make_request("r", 28, max_tokens=40, stop_token_ids=(20,)))
+    harness.step()
+    assert run_drafts(harness, [10, 20, 12, 13], [10, 20, 12, 13, 14]).new_token_ids == [10, 20]
+    known = result_of(harness).request.token_ids
+    assert len(known) == 31
+    assert harness.scheduler._state.kv.match_prefix("", [*known, 12, 13])[1] == 16
+    assert harness.scheduler.stats().num_blocks_cached == 1
+
+
 def test_unseeded_requests_get_different_repeatable_seeds() -> None:
     seeds = []
     for _ in range(2):

@@ -161,6 +161,18 @@ def test_half_computed_prompts_that_fill_the_pool_do_not_deadlock() -> None:
     harness.check_all_complete()
 
 
+def test_blocks_promised_to_a_half_computed_prompt_are_not_given_away() -> None:
+    harness = Harness(num_blocks=24, max_num_batched_tokens=32)
+    harness.add(make_request("low", make_prompt(250, 1), priority=5))
+    harness.step()
+    harness.add(make_request("high", make_prompt(200, 2), priority=0))
+    harness.run_until(lambda: bool(harness.results["low"].token_ids))
+    assert not harness.results["high"].outputs
+    assert harness.num_steps <= 250 // 32 + 1
+    harness.run()
+    harness.check_all_complete()
+
+
 def test_prompt_logprobs_survive_a_preemption_half_way_through_the_prompt() -> None:
     """Those computed before it must not be sent twice."""
     harness = Harness(num_blocks=24, max_num_batched_tokens=17, max_num_seqs=4)

@@ -26,7 +26,6 @@ class StepPlan:
     """Prompt tokens that ageing grants even beyond the milliseconds."""
     num_blocks_promised: int = 0
     """Blocks that running requests still need for their known tokens."""
-    has_preempted: bool = False
     has_prompt_logits: bool = False
     """Some row computes logits per prompt token, which the cost model does not describe."""
 

@@ -64,7 +64,7 @@ class StepPlanner:
         """Choose the rows of a step, preempting and admitting as memory asks and allows."""
         output = SchedulerOutput(step_id)
         plan = StepPlan(output, self._max_tokens, self._max_logits)
-        split = self._make_room(plan)
+        split = self._make_room()
         self._add_decode_rows(plan, split)
         self._set_prefill_budget(plan, split, now)
         self._add_prefill_chunks(plan, split.prefilling, now)
@@ -96,7 +96,7 @@ class StepPlanner:
                 growing.append(request)
         return RunningSplit(decoding, growing, prefilling, num_context_tokens)
 
-    def _make_room(self, plan: StepPlan) -> RunningSplit:
+    def _make_room(self) -> RunningSplit:
         """Preempt one victim after another until every decode row can have its block.
 
         Prompts need no such care: admission promised them their blocks, and what decoding takes
@@ -108,7 +108,6 @@ class StepPlanner:
             if len(split.growing) <= state.kv.num_blocks_available:
                 return split
             state.preempt(choose_victim(state.running.values(), state.kv))
-            plan.has_preempted = True
 
     def _add_decode_rows(self, plan: StepPlan, split: RunningSplit) -> None:
         decoding = split.decoding
@@ -169,8 +168,6 @@ class StepPlanner:
         that wait for another's prefix step aside instead.
         """
         state = self._state
-        if plan.has_preempted:
-            return
         if self._batching is Batching.STATIC:
             self._form_batch()
         while plan.can_prefill and len(state.running) < self._num_seats():
