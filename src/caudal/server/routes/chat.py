@@ -25,8 +25,8 @@ _DECODER = BodyDecoder(ChatCompletionRequest, CHAT_UNSUPPORTED)
 async def create_chat_completion(state: AppState, exchange: Exchange) -> None:
     """Answer the conversation."""
     arrival = time.monotonic()
-    data = await state.read_json(exchange)
     await state.turns.take()
+    data = await state.read_json(exchange)
     body = _DECODER.decode(data, state.unknown_fields)
     model = state.require_model(body.model)
     state.require_serving()

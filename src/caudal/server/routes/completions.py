@@ -26,8 +26,8 @@ _DECODER = BodyDecoder(CompletionRequest, COMPLETION_UNSUPPORTED)
 async def create_completion(state: AppState, exchange: Exchange) -> None:
     """Continue the prompts."""
     arrival = time.monotonic()
-    data = await state.read_json(exchange)
     await state.turns.take()
+    data = await state.read_json(exchange)
     body = _DECODER.decode(data, state.unknown_fields)
     model = state.require_model(body.model)
     state.require_serving()

@@ -23,8 +23,8 @@ _DETOKENIZE = BodyDecoder(DetokenizeRequest)
 
 async def tokenize(state: AppState, exchange: Exchange) -> None:
     """Token ids of a text or a conversation."""
-    data = await state.read_json(exchange)
     await state.turns.take()
+    data = await state.read_json(exchange)
     body = _TOKENIZE.decode(data, state.unknown_fields)
     model = state.require_model(body.model)
     max_model_len = state.engine.info.max_model_len
@@ -81,8 +81,8 @@ async def _chat_ids(
 
 async def detokenize(state: AppState, exchange: Exchange) -> None:
     """Text of token ids."""
-    data = await state.read_json(exchange)
     await state.turns.take()
+    data = await state.read_json(exchange)
     body = _DETOKENIZE.decode(data, state.unknown_fields)
     tokenizer = state.require_model(body.model).tokenizer
     check_token_ids(body.tokens, tokenizer.vocab_size, "tokens")
