@@ -113,6 +113,8 @@ def test_lost_tokens_are_those_computed_again() -> None:
     assert stats.num_preempted_tokens == harness.worker.num_computed_in_all - needed_once
     per_request = [result.request.num_preempted_tokens for result in harness.results.values()]
     assert sum(per_request) == stats.num_preempted_tokens
+    reported = [result.outputs[-1].num_preempted_tokens for result in harness.results.values()]
+    assert reported == per_request
     assert stats.num_preemptions == harness.results["b"].request.num_preemptions
 
 

@@ -31,6 +31,8 @@ class RequestOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_cached_tokens: int = 0
     """Prompt tokens whose KV was in the prefix cache when the request first ran."""
     num_preemptions: int = 0
+    num_preempted_tokens: int = 0
+    """Tokens computed again because of preemptions, set on the terminal output."""
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Sent once, with the first output that has tokens or is terminal."""

@@ -360,6 +360,7 @@ class Scheduler:
                 state.averages.note_end(now - started, request.num_output_tokens)
         output = self._make_output(request)
         output.finish_reason = reason
+        output.num_preempted_tokens = request.num_preempted_tokens
         output.error = error
         if started is None and now is not None:
             output.queue_ms = (now - request.arrival_time) * 1e3
