@@ -54,7 +54,7 @@ class Endpoint:
         try:
             await self._handler(self._state, exchange)
         except ClientGoneError:
-            pass
+            self._state.metrics.requests_cancelled += self._is_generation
         except Exception as error:
             if self._is_generation:
                 self._count_refusal(error)

@@ -106,7 +106,6 @@ class Generation:
     def client_left(self) -> None:
         """Free the request in whatever state it is."""
         self._is_client_gone = True
-        self._state.metrics.requests_cancelled += 1
         self._abort_open()
 
     def _abort_open(self) -> None:
@@ -204,7 +203,6 @@ async def _stream(
             raise
         _uncancel()
         state.metrics.slow_readers_cut += 1
-        raise ClientGoneError from None
     finally:
         state.streams.discard(stream)
 
