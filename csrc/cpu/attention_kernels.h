@@ -29,19 +29,6 @@ constexpr float kInfinity = __builtin_inff();
 inline int min_int(int a, int b) { return a < b ? a : b; }
 inline int max_int(int a, int b) { return a > b ? a : b; }
 
-// 2^x for x <= 0, relative error below 2e-7; 0 below -126; NaN stays. 1 + x * (degree 4), fitted for
-// least relative error on |x| <= 1/2.
-inline F32 exp2_approx(F32 x) {
-  const F32 shifted = x + F32::set1(kRoundShift);
-  const F32 r = x - (shifted - F32::set1(kRoundShift));
-  F32 p = F32::fma(F32::set1(0x1.5bba14p-10f), r, F32::set1(0x1.3cea88p-7f));
-  p = F32::fma(p, r, F32::set1(0x1.c6b752p-5f));
-  p = F32::fma(p, r, F32::set1(0x1.ebf9bcp-3f));
-  p = F32::fma(p, r, F32::set1(0x1.62e42ap-1f));
-  p = F32::fma(p, r, F32::set1(1.0f));
-  return F32::zero_if_less(x, F32::set1(-126.0f), F32::add_exponent(p, shifted));
-}
-
 // f16 cache: one multiply-add takes one dimension of 16 keys, or 16 dimensions of one value.
 struct HalfCache {
   using Vector = F32;

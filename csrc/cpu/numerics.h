@@ -76,6 +76,20 @@ inline V exp_approx(V x) {
   return V::zero_if_less(x, low, V::add_exponent(p, shifted));
 }
 
+// 2^x for x <= 0, relative error below 2e-7; exactly 0 for x < -126 (also -inf); the default NaN
+// stays. 1 + r * (degree 4), fitted for least relative error on |r| <= 1 / 2.
+template <class V>
+inline V exp2_approx(V x) {
+  const V shifted = x + V::set1(kRoundShift);
+  const V r = x - (shifted - V::set1(kRoundShift));
+  V p = V::fma(V::set1(0x1.5bba14p-10f), r, V::set1(0x1.3cea88p-7f));
+  p = V::fma(p, r, V::set1(0x1.c6b752p-5f));
+  p = V::fma(p, r, V::set1(0x1.ebf9bcp-3f));
+  p = V::fma(p, r, V::set1(0x1.62e42ap-1f));
+  p = V::fma(p, r, V::set1(1.0f));
+  return V::zero_if_less(x, V::set1(-126.0f), V::add_exponent(p, shifted));
+}
+
 // silu(gate) * up
 template <class V>
 inline V silu_mul_approx(V gate, V up) {

@@ -20,8 +20,12 @@ constexpr float kLowest = -3.4028235e38f;  // keeps every token but those at -in
 
 inline int num_id_blocks(int vocab) { return (vocab + kBlockIds - 1) / kBlockIds; }
 
-inline F32 vector_at(const float* x, int i, int n) {
-  return n - i >= kLanes ? F32::load(x + i) : F32::load_first(x + i, n - i, -kInfinity);
+// Calls f(i, x[i .. i + 15]) for i = begin, begin + 16, …; lanes from `end` on are -inf.
+template <class F>
+inline void for_each_vector(const float* x, int begin, int end, const F& f) {
+  int i = begin;
+  for (; i + kLanes <= end; i += kLanes) f(i, F32::load(x + i));
+  if (i < end) f(i, F32::load_first(x + i, end - i, -kInfinity));
 }
 
 // Uniform in [0, 1), a function of its arguments alone (finaliser of SplitMix64, Steele et al. 2014).
@@ -79,11 +83,13 @@ struct Filter {
 // Weight of a token: exp((x - max) / temperature), at most 1.
 struct Softmax {
   float max;
-  float inverse_temperature;
+  float steps;  // powers of two per unit of logit
 
-  F32 operator()(F32 x) const {
-    return exp_approx((x - F32::set1(max)) * F32::set1(inverse_temperature));
+  static Softmax at(float max, float temperature) {
+    constexpr float kLog2E = 1.44269504f;
+    return {max, kLog2E / temperature};
   }
+  F32 operator()(F32 x) const { return exp2_approx((x - F32::set1(max)) * F32::set1(steps)); }
 };
 
 struct CountOne {
@@ -96,54 +102,107 @@ struct Cut {
   int64_t num_ties;
 };
 
-inline float middle_of_sample(const float* list, int n) {
-  constexpr int kSample = 9;
-  float s[kSample];
+// A range of values in which a cut probably lies.
+struct Bracket {
+  float low;
+  float high;
+};
+
+// The bracket of the place where the values of `list`, from the largest down, have `share` of the
+// measure, guessed from a sample. A single value (low == high) if the list is short.
+template <class Measure>
+Bracket guess_bracket(const float* list, int n, double share, const Measure& measure) {
+  constexpr int kSample = 2 * kLanes;
+  constexpr int kMargin = 3;
+  constexpr int kShort = 8 * kSample;
+  float s[kSample];  // descending
   for (int i = 0; i < kSample; ++i) {
     const float x = list[static_cast<int64_t>(i) * n / kSample];
     int j = i;
-    for (; j > 0 && s[j - 1] > x; --j) s[j] = s[j - 1];
+    for (; j > 0 && s[j - 1] < x; --j) s[j] = s[j - 1];
     s[j] = x;
   }
-  return s[kSample / 2];
+  float each[kSample];
+  measure(F32::load(s)).store(each);
+  measure(F32::load(s + kLanes)).store(each + kLanes);
+  double all = 0.0;
+  for (int i = 0; i < kSample; ++i) all += each[i];
+  int place = 0;
+  double sum = each[0];
+  while (place < kSample - 1 && sum < share * all) sum += each[++place];
+  if (n < kShort) return {s[place], s[place]};
+  const int high = place > kMargin ? place - kMargin : 0;
+  const int low = place + kMargin < kSample ? place + kMargin : kSample - 1;
+  return {s[low], s[high]};
+}
+
+struct BracketSums {
+  double above;
+  double inside;
+  int64_t num_inside;
+};
+
+template <class Measure>
+BracketSums measure_bracket(const float* list, int n, Bracket bracket, const Measure& measure) {
+  const F32 low = F32::set1(bracket.low);
+  const F32 high = F32::set1(bracket.high);
+  F64Sum above, above_low;
+  int64_t num_below = 0, num_above = 0;
+  for_each_vector(list, 0, n, [&](int, F32 x) {
+    const F32 m = measure(x);
+    above.add(F32::zero_unless_less(high, x, m));
+    above_low.add(F32::zero_if_less(x, low, m));
+    num_above += __builtin_popcount(F32::less_mask(high, x));
+    num_below += __builtin_popcount(F32::less_mask(x, low));
+  });
+  // Lanes past the end are -inf and count as below.
+  const int64_t padded = (n + kLanes - 1) / kLanes * kLanes;
+  const double total_above = above.total();
+  return {total_above, above_low.total() - total_above, padded - num_above - num_below};
 }
 
 // The smallest set of largest values of `list` whose measures add up to `limit`; everything if
-// there is none. Quickselect with three-way partition; destroys the list.
+// there is none. `all` is the measure of the whole list. Quickselect with three-way partition;
+// destroys the list.
 template <class Measure>
-Cut select_cut(float* list, int n, double limit, const Measure& measure) {
+Cut select_cut(float* list, int n, double limit, double all, const Measure& measure) {
   Cut fallback{kLowest, INT64_MAX};
   double sum = 0.0;  // of the values above all that are left in the list
+  bool is_stuck = false;
   while (n > 0) {
-    const float pivot = middle_of_sample(list, n);
-    const F32 p = F32::set1(pivot);
-    F64Sum sum_above;
-    int64_t num_equal = 0;
-    for (int i = 0; i < n; i += kLanes) {
-      const F32 x = vector_at(list, i, n);
-      sum_above.add(F32::zero_unless_less(p, x, measure(x)));
-      num_equal += __builtin_popcount(F32::equal_mask(p, x));
-    }
-    const double above = sum + sum_above.total();
-    const bool is_above = above >= limit;
-    if (!is_above) {
-      float each[kLanes];
-      measure(p).store(each);
-      sum = above + static_cast<double>(num_equal) * static_cast<double>(each[0]);
-      if (sum >= limit) {
-        int64_t ties = 1;
-        while (ties < num_equal && above + static_cast<double>(ties) * each[0] < limit) ++ties;
-        return {pivot, ties};
-      }
+    Bracket bracket = guess_bracket(list, n, (limit - sum) / all, measure);
+    if (is_stuck) bracket.low = bracket.high;
+    const BracketSums sums = measure_bracket(list, n, bracket, measure);
+    const bool is_above = sum + sums.above >= limit;
+    const bool is_inside = !is_above && sum + sums.above + sums.inside >= limit;
+    if (is_above) {
+      fallback = {bracket.high, 0};
+      all = sums.above;
+    } else if (is_inside && bracket.low == bracket.high) {
+      const double each = sums.inside / static_cast<double>(sums.num_inside);
+      int64_t ties = 1;
+      sum += sums.above;
+      while (ties < sums.num_inside && sum + static_cast<double>(ties) * each < limit) ++ties;
+      return {bracket.low, ties};
+    } else if (is_inside) {
+      fallback = {bracket.low, INT64_MAX};
+      sum += sums.above;
+      all = sums.inside;
     } else {
-      fallback = {pivot, 0};
+      sum += sums.above + sums.inside;
+      all -= sums.above + sums.inside;
     }
+    const F32 low = F32::set1(bracket.low);
+    const F32 high = F32::set1(bracket.high);
     int kept = 0;
-    for (int i = 0; i < n; i += kLanes) {
-      const F32 x = vector_at(list, i, n);
-      const uint32_t mask = is_above ? F32::less_mask(p, x) : F32::less_mask(x, p);
-      kept += x.compress(list + kept, n - i >= kLanes ? mask : mask & ((1u << (n - i)) - 1));
-    }
+    for_each_vector(list, 0, n, [&](int i, F32 x) {
+      const uint32_t below = F32::less_mask(x, low);
+      const uint32_t above = F32::less_mask(high, x);
+      uint32_t mask = is_above ? above : is_inside ? ~(below | above) & 0xffffu : below;
+      if (n - i < kLanes) mask &= (1u << (n - i)) - 1;
+      kept += x.compress(list + kept, mask);
+    });
+    is_stuck = kept == n;
     n = kept;
   }
   return fallback;
@@ -158,11 +217,10 @@ class Row {
     F32 magnitude = F32::zero();
     for (int b = 0; b < num_id_blocks(vocab); ++b) {
       F32 m = F32::set1(-kInfinity);
-      for (int i = b * kBlockIds; i < block_end(b); i += kLanes) {
-        const F32 x = vector_at(x_, i, vocab_);
+      for_each_vector(x_, b * kBlockIds, block_end(b), [&](int, F32 x) {
         m = F32::max(m, x);
         magnitude = F32::max_bits(magnitude, F32::abs(x));
-      }
+      });
       m.store(memory_.maxima + b * kLanes);
       largest = F32::max(largest, m);
     }
@@ -181,12 +239,14 @@ class Row {
     const F32 v = F32::set1(value);
     for (int b = 0; b < num_id_blocks(vocab_); ++b) {
       if (!reaches(b, value)) continue;
-      for (int i = b * kBlockIds; i < block_end(b); i += kLanes) {
-        uint32_t mask = F32::equal_mask(vector_at(x_, i, vocab_), v);
+      int found = -1;
+      for_each_vector(x_, b * kBlockIds, block_end(b), [&](int i, F32 x) {
+        uint32_t mask = F32::equal_mask(x, v);
         for (; mask != 0; mask &= mask - 1) {
-          if (--n == 0) return i + __builtin_ctz(mask);
+          if (--n == 0) found = i + __builtin_ctz(mask);
         }
-      }
+      });
+      if (found >= 0) return found;
     }
     return vocab_;
   }
@@ -195,14 +255,12 @@ class Row {
   int rank(int id) const {
     const F32 v = F32::set1(x_[id]);
     int rank = 1;
-    for (int i = 0; i < vocab_; i += kLanes) {
-      const F32 x = vector_at(x_, i, vocab_);
+    for_each_vector(x_, 0, vocab_, [&](int i, F32 x) {
       rank += __builtin_popcount(F32::less_mask(v, x));
-      if (i <= id) {
-        const uint32_t lower = id - i >= kLanes ? 0xffffu : (1u << (id - i)) - 1;
-        rank += __builtin_popcount(F32::equal_mask(v, x) & lower);
-      }
-    }
+      if (i > id) return;
+      const uint32_t lower = id - i >= kLanes ? 0xffffu : (1u << (id - i)) - 1;
+      rank += __builtin_popcount(F32::equal_mask(v, x) & lower);
+    });
     return rank;
   }
 
@@ -212,12 +270,7 @@ class Row {
     for (int b = 0; b < num_id_blocks(vocab_); ++b) {
       double sum = 0.0;
       if (reaches(b, filter.cut)) {
-        F64Sum lanes;
-        for (int i = b * kBlockIds; i < block_end(b); i += kLanes) {
-          const F32 x = vector_at(x_, i, vocab_);
-          lanes.add(filter.apply(x, softmax(x), i));
-        }
-        sum = lanes.total();
+        sum = block_weight(b, softmax, filter);
       }
       memory_.block_sums[b] = sum;
       total += sum;
@@ -237,51 +290,50 @@ class Row {
       if (sum + memory_.block_sums[b] > target) break;
     }
     if (block < 0) return -1;
-    int last = -1;
-    for (int i = block * kBlockIds; i < block_end(block); i += kLanes) {
-      const F32 x = vector_at(x_, i, vocab_);
+    int token = -1;
+    bool is_found = false;
+    for_each_vector(x_, block * kBlockIds, block_end(block), [&](int i, F32 x) {
+      if (is_found) return;
       float w[kLanes];
       filter.apply(x, softmax(x), i).store(w);
-      for (int j = 0; j < kLanes; ++j) {
+      for (int j = 0; j < kLanes && !is_found; ++j) {
         if (w[j] == 0.0f) continue;
         sum += static_cast<double>(w[j]);
-        last = i + j;
-        if (sum > target) return last;
+        token = i + j;
+        is_found = sum > target;
       }
-    }
-    return last;  // rounding left the target just above the sum
+    });
+    return token;  // the last possible one if rounding left the target just above the sum
   }
 
   // The `k` largest of the kept tokens.
   Filter top_k(const Filter& filter, int64_t k) const {
-    float bound = filter.cut;
-    const int num_maxima = num_id_blocks(vocab_) * kLanes;
-    if (k <= num_maxima) {
-      // The k-th largest maximum has k logits at or above it.
-      const int n = gather(memory_.maxima, num_maxima, {kLowest, num_maxima}, false);
-      const Cut cut = select_cut(memory_.list, n, static_cast<double>(k), CountOne{});
-      if (cut.value > bound) bound = cut.value;
-    }
-    const Filter bounded{bound, bound > filter.cut ? vocab_ : filter.tie_end};
+    const Filter bounded = raise(filter, kth_maximum(k));
     const int n = gather(x_, vocab_, bounded, true);
     if (n <= k) return bounded;
-    return tighten(filter, select_cut(memory_.list, n, static_cast<double>(k), CountOne{}));
+    return tighten(filter, select_cut(memory_.list, n, static_cast<double>(k), n, CountOne{}));
   }
 
   // The most likely kept tokens that reach the share `p` of the kept weight.
   Filter top_p(const Filter& filter, const Softmax& softmax, double p) const {
+    constexpr int kLikely = 512;
     const double total = total_weight(softmax, filter);
+    // Usually a few of the most likely tokens are enough.
+    int n = gather(x_, vocab_, raise(filter, kth_maximum(kLikely)), true);
+    const double likely = sum_list(n, softmax);
+    if (likely >= p * total) {
+      return tighten(filter, select_cut(memory_.list, n, p * total, likely, softmax));
+    }
     // Logits below this bound hold less than 1 - p of the weight all together.
     const double share = (1.0 - p) * total / vocab_;
-    float bound = filter.cut;
+    double bound = static_cast<double>(kLowest);
     if (share > 0.0) {
-      const double steps = __builtin_log(share) - 0.01;
-      const double x = max_ + steps / static_cast<double>(softmax.inverse_temperature);
-      if (x > static_cast<double>(bound)) bound = static_cast<float>(x);
+      const double steps = __builtin_log2(share) - 0.01;
+      const double x = max_ + steps / static_cast<double>(softmax.steps);
+      bound = x > bound ? x : bound;
     }
-    const Filter bounded{bound, bound > filter.cut ? vocab_ : filter.tie_end};
-    const int n = gather(x_, vocab_, bounded, true);
-    return tighten(filter, select_cut(memory_.list, n, p * total, softmax));
+    n = gather(x_, vocab_, raise(filter, static_cast<float>(bound)), true);
+    return tighten(filter, select_cut(memory_.list, n, p * total, total, softmax));
   }
 
   // Logarithm of a token's probability, given that of the sum of all weights.
@@ -295,10 +347,10 @@ class Row {
     int count = 0;
     for (int b = 0; b < num_id_blocks(vocab_); ++b) {
       if (!reaches(b, filter.cut)) continue;
-      for (int i = b * kBlockIds; i < block_end(b); i += kLanes) {
-        uint32_t mask = filter.mask(vector_at(x_, i, vocab_), i);
+      for_each_vector(x_, b * kBlockIds, block_end(b), [&](int i, F32 x) {
+        uint32_t mask = filter.mask(x, i);
         for (; mask != 0 && count < k; mask &= mask - 1) insert(ids, count++, i + __builtin_ctz(mask));
-      }
+      });
     }
     for (int i = 0; i < count; ++i) values[i] = logprob(ids[i], log_sum);
   }
@@ -313,16 +365,53 @@ class Row {
     return F32::less_mask(m, F32::set1(value)) != 0xffffu;
   }
 
+  // A value that at least `k` logits reach, as near to the k-th largest as the maxima tell.
+  float kth_maximum(int64_t k) const {
+    const int num_maxima = num_id_blocks(vocab_) * kLanes;
+    if (k > num_maxima) return kLowest;
+    const int n = gather(memory_.maxima, num_maxima, {kLowest, num_maxima}, false);
+    return select_cut(memory_.list, n, static_cast<double>(k), n, CountOne{}).value;
+  }
+
+  // The filter, without the logits below `bound`.
+  Filter raise(const Filter& filter, float bound) const {
+    return bound > filter.cut ? Filter{bound, vocab_} : filter;
+  }
+
+  // Whole groups of four vectors are summed in single precision before they enter the sums in
+  // double precision.
+  double block_weight(int block, const Softmax& softmax, const Filter& filter) const {
+    F64Sum sum;
+    const auto weight = [&](int i) __attribute__((always_inline)) {
+      const F32 x = F32::load(x_ + i);
+      return filter.apply(x, softmax(x), i);
+    };
+    int i = block * kBlockIds;
+    for (; i + 4 * kLanes <= block_end(block); i += 4 * kLanes) {
+      const F32 first = weight(i) + weight(i + kLanes);
+      sum.add(first + (weight(i + 2 * kLanes) + weight(i + 3 * kLanes)));
+    }
+    for_each_vector(x_, i, block_end(block), [&](int at, F32 x) {
+      sum.add(filter.apply(x, softmax(x), at));
+    });
+    return sum.total();
+  }
+
+  double sum_list(int n, const Softmax& softmax) const {
+    F64Sum sum;
+    for_each_vector(memory_.list, 0, n, [&](int, F32 x) { sum.add(softmax(x)); });
+    return sum.total();
+  }
+
   // Copies what the filter keeps of x [n] into the list; returns the number.
   int gather(const float* x, int n, const Filter& filter, bool has_maxima) const {
     int count = 0;
     for (int begin = 0; begin < n; begin += kBlockIds) {
       if (has_maxima && !reaches(begin / kBlockIds, filter.cut)) continue;
       const int end = begin + kBlockIds < n ? begin + kBlockIds : n;
-      for (int i = begin; i < end; i += kLanes) {
-        const F32 v = vector_at(x, i, n);
+      for_each_vector(x, begin, end, [&](int i, F32 v) {
         count += v.compress(memory_.list + count, filter.mask(v, i));
-      }
+      });
     }
     return count;
   }
@@ -379,7 +468,7 @@ inline int choose_token(const SampleArgs& args, int row, const Row& logits) {
   if (!(temperature > kGreedyTemperature) || k == 1 || p <= 0.0f) {
     return logits.find_equal(logits.max(), 1);
   }
-  const Softmax softmax{logits.max(), 1.0f / temperature};
+  const Softmax softmax = Softmax::at(logits.max(), temperature);
   Filter filter{kLowest, args.vocab};
   const float min_p = args.min_p[row];
   if (min_p > 0.0f) {
@@ -413,7 +502,8 @@ inline void sample_row(const SampleArgs& args, int row, Worker& worker) {
   if (!original.is_valid()) return;
   double log_sum = 0.0;
   if (wants_logprobs) {
-    log_sum = __builtin_log(original.total_weight({original.max(), 1.0f}, {kLowest, vocab}));
+    const Softmax softmax = Softmax::at(original.max(), 1.0f);
+    log_sum = __builtin_log(original.total_weight(softmax, {kLowest, vocab}));
     if (num_top > 0) original.list_top(num_top, log_sum, top_ids, top_logprobs);
   }
   int token = target;

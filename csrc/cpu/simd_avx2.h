@@ -16,6 +16,20 @@ constexpr int kLanes = 16;
 // Vectors per row of a register tile of `rows` rows (at most 6), so that the sums stay in registers.
 constexpr int tile_width(int rows) { return rows <= 3 ? 2 : 1; }
 
+// Per mask of 8 lanes the numbers of those that are set, a byte each.
+struct CompressLanes {
+  uint64_t lanes[256];
+  constexpr CompressLanes() : lanes{} {
+    for (int mask = 0; mask < 256; ++mask) {
+      int count = 0;
+      for (int i = 0; i < 8; ++i) {
+        if (mask >> i & 1) lanes[mask] |= uint64_t(i) << (8 * count++);
+      }
+    }
+  }
+};
+constexpr CompressLanes kCompressLanes;
+
 struct F32 {
   __m256 lo, hi;
 
@@ -89,11 +103,10 @@ struct F32 {
   // Writes the lanes in `mask` to out in order and returns their number; may write 16 floats.
   int compress(float* out, uint32_t mask) const {
     if (mask == 0) return 0;
-    alignas(32) float lanes[kLanes];
-    store(lanes);
-    int count = 0;
-    for (; mask != 0; mask &= mask - 1) out[count++] = lanes[__builtin_ctz(mask)];
-    return count;
+    const int num_lo = __builtin_popcount(mask & 0xff);
+    _mm256_storeu_ps(out, compress(lo, mask & 0xff));
+    _mm256_storeu_ps(out + num_lo, compress(hi, mask >> 8));
+    return num_lo + __builtin_popcount(mask >> 8);
   }
   float max_lane() const {
     const __m256 half = _mm256_max_ps(lo, hi);
@@ -136,6 +149,10 @@ struct F32 {
   static __m256 add_exponent(__m256 p, __m256 shifted) {
     const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), n));
+  }
+  static __m256 compress(__m256 x, uint32_t mask) {
+    const __m128i lanes = _mm_cvtsi64_si128(static_cast<int64_t>(kCompressLanes.lanes[mask]));
+    return _mm256_permutevar8x32_ps(x, _mm256_cvtepu8_epi32(lanes));
   }
   static uint32_t join(__m256 lo, __m256 hi) {
     return static_cast<uint32_t>(_mm256_movemask_ps(lo)) |

@@ -4,6 +4,7 @@
 #pragma once
 
 // GCC takes the undefined operand of its own unmasked AVX-512 intrinsics for an error of ours.
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 

@@ -132,7 +132,7 @@ def test_a_broken_row_fails_alone(isa: str, bad: float, place: int) -> None:
 
 
 def test_a_row_where_every_token_is_forbidden_fails(isa: str) -> None:
-    everything = {i: -np.inf for i in range(20)}
+    everything = dict.fromkeys(range(20), -np.inf)
     logits = np.zeros((2, 20), dtype=np.float32)
     result = sample(isa, logits, make_params(2, bias=[everything, {}], temperature=[1, 0]))
     assert result.token_ids.tolist() == [-1, 0]

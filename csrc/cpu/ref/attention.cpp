@@ -11,17 +11,7 @@ constexpr float kLog2E = 1.44269504f;
 constexpr float kQuantMax15 = 32767.0f;
 constexpr float kInfinity = __builtin_inff();
 
-float exp2_approx(float x) {
-  if (x < -126.0f) return 0.0f;
-  const F32x1 shifted{x + kRoundShift};
-  const float r = x - (shifted.v - kRoundShift);
-  float p = __builtin_fmaf(0x1.5bba14p-10f, r, 0x1.3cea88p-7f);
-  p = __builtin_fmaf(p, r, 0x1.c6b752p-5f);
-  p = __builtin_fmaf(p, r, 0x1.ebf9bcp-3f);
-  p = __builtin_fmaf(p, r, 0x1.62e42ap-1f);
-  p = __builtin_fmaf(p, r, 1.0f);
-  return F32x1::add_exponent({p}, shifted).v;
-}
+float exp2_of(float x) { return exp2_approx(F32x1{x}).v; }
 
 uint32_t magnitude_bits(float x) { return __builtin_bit_cast(uint32_t, x) & 0x7fffffffu; }
 
@@ -143,12 +133,12 @@ void add_chunk(const Cache& cache, const Query& q, int begin, int count, State& 
     max = max > p[t] ? max : p[t];
   }
   float lane[kBlockSize] = {};
-  for (int t = 0; t < count; ++t) p[t] = exp2_approx(p[t] - max);
+  for (int t = 0; t < count; ++t) p[t] = exp2_of(p[t] - max);
   for (int i = 0; i < kBlockSize; ++i) lane[i] = (p[i] + p[16 + i]) + (p[32 + i] + p[48 + i]);
   for (int step = 8; step > 0; step /= 2) {
     for (int i = 0; i < step; ++i) lane[i] += lane[i + step];
   }
-  const float correction = exp2_approx(s.max - max);
+  const float correction = exp2_of(s.max - max);
   s.max = max;
   s.sum = __builtin_fmaf(s.sum, correction, lane[0]);
   add_values(cache, p, begin, count, correction, s.acc);
@@ -167,8 +157,8 @@ void run_split(const Cache& cache, const Query& q, int split, int visible, State
 
 void merge(State& total, const State& s, int head_dim) {
   const float max = total.max > s.max ? total.max : s.max;
-  const float a = exp2_approx(total.max - max);
-  const float b = exp2_approx(s.max - max);
+  const float a = exp2_of(total.max - max);
+  const float b = exp2_of(s.max - max);
   for (int d = 0; d < head_dim; ++d) {
     total.acc[d] = __builtin_fmaf(s.acc[d], b, total.acc[d] * a);
   }
