@@ -38,12 +38,19 @@ struct TileArgs {
   int64_t stride;         // of out and residual
 };
 
+// Memory that a task may use as it likes.
+struct Workspace {
+  std::byte* data;
+  int64_t bytes;
+};
+
 namespace {
 
 constexpr int kRowsPerGroup = 16;
 constexpr int kMaxTileTokens = 16;
 constexpr int kBlockCols = 32;
 constexpr int kNumFormats = 4;
+constexpr int kTilesPerTask = 8;
 
 // Bytes a token takes in a panel, per block of 32 values: w4 32 int8, scale, scale * sum;
 // w8 32 int16, scale; f16 and f32 32 floats.
@@ -99,7 +106,6 @@ struct SegmentTasks {
 // slowed by the server leaves its share to the others.
 inline SegmentTasks split_segment(const PackedMatrix& m, const Tiling& tiling, int num_threads) {
   constexpr int64_t kChunkBytes = 96 * 1024;
-  constexpr int64_t kTilesPerTask = 8;
   SegmentTasks t;
   t.groups = ceil_div(m.rows, kRowsPerGroup);
   const int64_t group_bytes = m.cols / kBlockCols * kWeightBytes[static_cast<int>(m.format)];
@@ -116,32 +122,36 @@ inline SegmentTasks split_segment(const PackedMatrix& m, const Tiling& tiling, i
 // Runs task `index` of segment `m`, whose outputs start at column `column`.
 template <class Isa>
 void run_segment_task(const LinearArgs& args, const PanelSet& panels, const PackedMatrix& m,
-                      int64_t column, const SegmentTasks& tasks, int64_t index) {
-  const int format = static_cast<int>(m.format);
+                      int64_t column, const SegmentTasks& tasks, int64_t index,
+                      const Workspace& workspace) {
   const int64_t group = index / tasks.token_tasks * tasks.groups_per_task;
   const int64_t first_tile = index % tasks.token_tasks * tasks.tiles_per_task;
   const int64_t last_tile = min_of(panels.tiling.num_tiles, first_tile + tasks.tiles_per_task);
   const int64_t row = group * kRowsPerGroup;
   const int64_t offset = column + row;
-  TileArgs tile;
-  tile.weights = m.data + group * panels.num_blocks * kWeightBytes[format];
-  tile.num_blocks = panels.num_blocks;
-  tile.num_groups = min_of(tasks.groups_per_task, tasks.groups - group);
-  tile.num_rows = min_of(m.rows - row, tile.num_groups * kRowsPerGroup);
-  tile.bias = args.bias ? args.bias + offset : nullptr;
-  tile.stride = args.out_stride;
+  TileArgs tiles[kTilesPerTask];
   for (int64_t i = first_tile; i < last_tile; ++i) {
     const int64_t begin = tile_begin(panels.tiling, i);
-    tile.num_tokens = static_cast<int>(tile_begin(panels.tiling, i + 1) - begin);
+    TileArgs& tile = tiles[i - first_tile];
+    tile.weights = m.data + group * panels.num_blocks * kWeightBytes[static_cast<int>(m.format)];
+    tile.num_blocks = panels.num_blocks;
+    tile.num_groups = min_of(tasks.groups_per_task, tasks.groups - group);
+    tile.num_rows = min_of(m.rows - row, tile.num_groups * kRowsPerGroup);
     tile.panel = tile_panel(panels, panel_format(m.format), i);
-    tile.out = args.out + begin * args.out_stride + offset;
+    tile.num_tokens = static_cast<int>(tile_begin(panels.tiling, i + 1) - begin);
+    tile.bias = args.bias ? args.bias + offset : nullptr;
     tile.residual = args.residual ? args.residual + begin * args.out_stride + offset : nullptr;
-    Isa::run_tile(m.format, tile);
+    tile.out = args.out + begin * args.out_stride + offset;
+    tile.stride = args.out_stride;
   }
+  Isa::run_task(m.format, tiles, static_cast<int>(last_tile - first_tile), workspace);
 }
 
 template <class Isa>
 void run_tiles(const LinearArgs& args, const PanelSet& panels, Worker& worker) {
+  // The first half may hold panels.
+  const auto half = static_cast<int64_t>(worker.scratch_bytes / 2);
+  const Workspace workspace = {worker.scratch + half, half};
   int64_t first = 0;  // tasks of the segments before `segment`
   int64_t column = 0;
   int segment = 0;
@@ -153,13 +163,15 @@ void run_tiles(const LinearArgs& args, const PanelSet& panels, Worker& worker) {
       if (++segment == args.num_segments) return;
       tasks = split_segment(args.segments[segment], panels.tiling, worker.count);
     }
-    run_segment_task<Isa>(args, panels, args.segments[segment], column, tasks, task - first);
+    run_segment_task<Isa>(args, panels, args.segments[segment], column, tasks, task - first,
+                          workspace);
   }
 }
 
 // Isa: static constexpr int kTileTokens: at most kMaxTileTokens;
 //      static void quantize(const LinearArgs&, const PanelSet&, int64_t token, int64_t count);
-//      static void run_tile(WeightFormat, const TileArgs&);
+//      static void run_task(WeightFormat, const TileArgs* tiles, int num_tiles, const Workspace&):
+//        the tiles share the weights
 template <class Isa>
 void run_linear(const LinearArgs& args, Worker& worker) {
   // Below this many values every thread quantises all tokens for itself: cheaper than a barrier.
@@ -170,7 +182,7 @@ void run_linear(const LinearArgs& args, Worker& worker) {
   if (args.num_tokens <= 0) return;
   if (worker.count == 1 || values <= kPrivateValues) {
     const int64_t bytes = place_panels(args, Isa::kTileTokens, worker.scratch, panels);
-    if (bytes <= static_cast<int64_t>(worker.scratch_bytes)) {
+    if (bytes <= static_cast<int64_t>(worker.scratch_bytes / 2)) {
       Isa::quantize(args, panels, 0, args.num_tokens);
       run_tiles<Isa>(args, panels, worker);
       return;

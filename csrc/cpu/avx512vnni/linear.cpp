@@ -3,6 +3,20 @@
 #include "linear_kernels.h"
 
 namespace caudal::avx512vnni {
+
+void run_tile(WeightFormat format, const TileArgs& args) {
+  switch (format) {
+    case WeightFormat::kW4:
+      return tile_w4(args);
+    case WeightFormat::kW8:
+      return tile_w8(args);
+    case WeightFormat::kF16:
+      return tile_f16(args);
+    case WeightFormat::kF32:
+      return tile_f32(args);
+  }
+}
+
 namespace {
 
 struct Isa {
@@ -13,17 +27,9 @@ struct Isa {
     quantize_tokens(args, panels, token, count);
   }
 
-  static void run_tile(WeightFormat format, const TileArgs& args) {
-    switch (format) {
-      case WeightFormat::kW4:
-        return tile_w4(args);
-      case WeightFormat::kW8:
-        return tile_w8(args);
-      case WeightFormat::kF16:
-        return tile_f16(args);
-      case WeightFormat::kF32:
-        return tile_f32(args);
-    }
+  static void run_task(WeightFormat format, const TileArgs* tiles, int num_tiles,
+                       const Workspace&) {
+    for (int i = 0; i < num_tiles; ++i) run_tile(format, tiles[i]);
   }
 };
 

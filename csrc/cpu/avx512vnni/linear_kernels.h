@@ -14,6 +14,7 @@ void tile_w4(const TileArgs&);
 void tile_w8(const TileArgs&);
 void tile_f16(const TileArgs&);
 void tile_f32(const TileArgs&);
+void run_tile(WeightFormat, const TileArgs&);
 
 namespace {
 
