@@ -79,7 +79,7 @@ def unpack_blocks(heads: Heads, data: NDArray[np.uint8]) -> tuple[F32, F32]:
         k_scale, v_scale = (
             scales[..., begin : begin + BLOCK].transpose(0, 2, 1)[..., None] for begin in (0, BLOCK)
         )
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             keys, values = k * k_scale, v * v_scale
     else:
         k16 = raw_k.view(np.float16).reshape(num_blocks, -1, head_dim, BLOCK)
