@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 MAX_LOGPROBS = 20
+
+Pooling = Literal["mean", "last"]
+"""Over which tokens of a prompt the final hidden states are averaged: all, or only the last."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -39,3 +44,5 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """None: none. 0: only the sampled token's. k: also the k most likely (<= MAX_LOGPROBS)."""
     num_prompt_logprobs: int | None = None
     """As `num_logprobs`, for prompt tokens 1…"""
+    pooling: Pooling | None = None
+    """Give a hidden state of the prompt instead of tokens; needs max_tokens 0."""

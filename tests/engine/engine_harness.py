@@ -28,6 +28,7 @@ class Result:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     error: str | None = None
+    pooled: bytes | None = None
 
     def add(self, output: RequestOutput) -> None:
         assert self.finish_reason is None, "a second terminal output"
@@ -38,6 +39,7 @@ class Result:
         self.num_cached_tokens = output.num_cached_tokens
         self.num_preemptions = output.num_preemptions
         self.error = output.error
+        self.pooled = output.pooled
 
     def exact(self) -> tuple[list[int], list[float]]:
         """What bit-equality compares: the ids, and the float32 logprob of each."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from caudal.scheduler.output import FinishReason, RequestOutput
 from caudal.step_io import TokenLogprobs
 
 Script = Callable[[EngineRequest], list[int]]
+
+HIDDEN_SIZE = 8
 
 
 @dataclass
@@ -107,6 +110,7 @@ class FakeEngine:
             model_name="tiny",
             architecture="llama",
             vocab_size=vocab_size,
+            hidden_size=HIDDEN_SIZE,
             max_model_len=max_model_len,
             num_blocks=64,
             block_size=16,
@@ -241,6 +245,8 @@ class FakeEngine:
         entry.is_first = False
         if sampling.max_tokens == 0:
             output.finish_reason = FinishReason.LENGTH
+            if sampling.pooling is not None:
+                output.pooled = fake_pooled(entry.request.prompt_token_ids, sampling.pooling)
             return output
         token = entry.tokens.popleft() if entry.tokens else self.eos_id
         output.new_token_ids = [token]
@@ -255,6 +261,13 @@ class FakeEngine:
         elif entry.num_output >= sampling.max_tokens:
             output.finish_reason = FinishReason.LENGTH
         return output
+
+
+def fake_pooled(token_ids: list[int], pooling: str) -> bytes:
+    """A vector that depends on the tokens and on how they are pooled."""
+    ids = token_ids if pooling == "mean" else token_ids[-1:]
+    values = [sum((i + 1) % (k + 3) for i in ids) / len(ids) for k in range(HIDDEN_SIZE)]
+    return struct.pack(f"<{HIDDEN_SIZE}f", *values)
 
 
 def fake_logprobs(token_id: int, num_top: int) -> TokenLogprobs:

@@ -66,6 +66,7 @@ class EngineCore:
             model_name=model_name,
             architecture=info.model.architecture,
             vocab_size=info.model.vocab_size,
+            hidden_size=info.model.hidden_size,
             max_model_len=info.memory.max_model_len,
             num_blocks=info.memory.num_blocks,
             block_size=self._config.cache.block_size,

@@ -50,6 +50,8 @@ class EngineReady(msgspec.Struct, kw_only=True, tag="ready"):
     model_name: str
     architecture: str
     vocab_size: int
+    hidden_size: int
+    """Length of a pooled hidden state."""
     max_model_len: int
     num_blocks: int
     block_size: int

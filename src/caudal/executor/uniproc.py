@@ -24,6 +24,7 @@ from caudal.weights.model_config import read_model_config
 from caudal.weights.special_tokens import eog_token_ids
 from caudal.worker.input_batch import InputBatch
 from caudal.worker.model_runner import ModelRunner
+from caudal.worker.pooler import Pooler
 
 logger = logging.getLogger(__name__)
 
@@ -157,4 +158,9 @@ def _create_runner(
         max_num_logits=_max_num_logits(config),
     )
     batch = InputBatch(config.scheduler.max_num_seqs, memory.max_model_len, config.cache.block_size)
-    return ModelRunner(backend, backend.compile(model.forward, spec, kv_cache), batch, eog)
+    pooling_spec = replace(spec, max_num_logits=spec.max_num_tokens)
+    pooler = Pooler(
+        backend, batch, lambda: backend.compile(model.hidden_states, pooling_spec, kv_cache)
+    )
+    plan = backend.compile(model.forward, spec, kv_cache)
+    return ModelRunner(backend, plan, batch, eog, pooler)

@@ -54,6 +54,10 @@ class LlamaForCausalLM:
 
     def forward(self, ops: Ops) -> Tensor:
         """One step over the ragged batch -> logits [num_logits, vocab_size]."""
+        return ops.linear(self.hidden_states(ops), self.lm_head)
+
+    def hidden_states(self, ops: Ops) -> Tensor:
+        """All but the output head -> final normed hidden states [num_logits, hidden_size]."""
         eps = self.config.rms_norm_eps
         x = ops.embed(self.embedding)
         for index, layer in enumerate(self.layers):
@@ -65,5 +69,4 @@ class LlamaForCausalLM:
             h = ops.rms_norm(x, layer.ffn_norm, eps)
             h = ops.silu_mul(ops.linear(h, layer.gate_up))
             x = ops.all_reduce(ops.linear(h, layer.ffn_down, residual=x))
-        x = ops.rms_norm(ops.select_logits(x), self.output_norm, eps)
-        return ops.linear(x, self.lm_head)
+        return ops.rms_norm(ops.select_logits(x), self.output_norm, eps)

@@ -19,7 +19,7 @@ from caudal.ops.interface import (
     SamplingArrays,
     SamplingResult,
 )
-from caudal.ops.raw import as_float32
+from caudal.ops.raw import add_rows, as_float32
 
 logger = logging.getLogger(__name__)
 
@@ -132,3 +132,7 @@ class CpuBackend:
         Raises ValueError if the arrays of `params` do not fit the logits or each other.
         """
         return SamplingResult(*self._runtime.sample(logits, params))
+
+    def add_rows(self, hidden: NDArray[np.float32], sums: NDArray[np.float64]) -> None:
+        """Add the rows of `hidden` [rows, features] to `sums` [features], one after the other."""
+        add_rows(hidden, sums)

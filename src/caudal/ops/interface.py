@@ -218,3 +218,9 @@ class Backend(Protocol):
 
     def sample(self, logits: NDArray[np.float32], params: SamplingArrays) -> SamplingResult:
         """Choose a token per row of logits [rows, vocab]; logits may be overwritten."""
+
+    def add_rows(self, hidden: NDArray[np.float32], sums: NDArray[np.float64]) -> None:
+        """Add the rows of `hidden` [rows, features] to `sums` [features], one after the other.
+
+        The result depends on the order of all rows, never on how they are cut into calls.
+        """

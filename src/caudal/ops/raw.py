@@ -1,4 +1,4 @@
-"""Reads the raw float tensors of a model file; everything quantised is unpacked natively."""
+"""NumPy work that both backends share: raw float tensors, sums of rows."""
 
 from __future__ import annotations
 
@@ -25,3 +25,9 @@ def as_float32(part: RawMatrix) -> NDArray[np.float32]:
     else:
         raise ValueError(f"tensor {part.name}: expected F32, F16 or BF16, got {part.ggml_type!r}")
     return values.reshape(part.shape)
+
+
+def add_rows(hidden: NDArray[np.float32], sums: NDArray[np.float64]) -> None:
+    """See Backend.add_rows. Not `hidden.sum(axis=0)`: its order depends on the number of rows."""
+    for row in hidden:
+        sums += row

@@ -18,7 +18,7 @@ from caudal.ops.interface import (
     SamplingArrays,
     SamplingResult,
 )
-from caudal.ops.raw import as_float32
+from caudal.ops.raw import add_rows, as_float32
 from caudal.ops.reference_cache import ReferenceKVCache
 
 F32 = NDArray[np.float32]
@@ -96,6 +96,10 @@ class ReferenceBackend:
     def sample(self, logits: F32, params: SamplingArrays) -> SamplingResult:
         """Choose a token per row with the portable kernel."""
         return SamplingResult(*self._runtime.sample(np.ascontiguousarray(logits), params))
+
+    def add_rows(self, hidden: F32, sums: NDArray[np.float64]) -> None:
+        """Add the rows of `hidden` [rows, features] to `sums` [features], one after the other."""
+        add_rows(hidden, sums)
 
 
 @dataclass(frozen=True, slots=True)

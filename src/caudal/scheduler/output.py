@@ -36,6 +36,9 @@ class RequestOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Sent once, with the first output that has tokens or is terminal."""
+    pooled: bytes | None = None
+    """The pooled hidden state, float32 little-endian, on the terminal output of a request that
+    asked for one."""
     error: str | None = None
     queue_ms: float = 0.0
     """From arrival to the first step, set on the first output."""

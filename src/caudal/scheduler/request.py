@@ -125,8 +125,11 @@ class Request:
 
     @property
     def must_compute_prompt(self) -> bool:
-        """Prompt logprobs are still owed, so no prompt position may come from the cache."""
-        return self.prompt_logprobs is not None and not self.has_output
+        """Something of each prompt position is owed (logprobs, its hidden state), so none may
+        come from the cache."""
+        if self.has_output:
+            return False
+        return self.prompt_logprobs is not None or self.sampling.pooling == "mean"
 
 
 def accept_tokens(

@@ -337,6 +337,8 @@ class Scheduler:
             output = self._make_output(request)
         else:
             return None
+        if request.sampling.pooling is not None:
+            output.pooled = result.pooled.get(request_id)
         if kept:
             output.new_token_ids = kept
             state.counters.num_output_tokens += len(kept)
@@ -388,7 +390,8 @@ class Scheduler:
         output = plan.output
         if step_ms is None:
             step_ms = result.prepare_ms + result.forward_ms + result.sample_ms
-        if output.num_tokens > 0 and not plan.has_prompt_logits and not result.errors:
+        is_typical = not plan.has_prompt_logits and not plan.is_computed_twice
+        if output.num_tokens > 0 and is_typical and not result.errors:
             num_prefill = output.num_tokens - output.num_decode_rows
             self.cost.observe(
                 output.num_decode_rows, num_prefill, output.num_context_tokens, step_ms

@@ -86,7 +86,7 @@ class SchedulerState:
         request.num_lost_tokens = request.num_computed_tokens
         request.num_computed_tokens = 0
         request.num_preemptions += 1
-        if request.must_compute_prompt:
+        if request.prompt_logprobs is not None:
             request.prompt_logprobs = []
         self.counters.num_preemptions += 1
         self.waiting.push(request)

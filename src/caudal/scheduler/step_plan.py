@@ -28,11 +28,17 @@ class StepPlan:
     """Blocks that running requests still need for their known tokens."""
     has_prompt_logits: bool = False
     """Some row computes logits per prompt token, which the cost model does not describe."""
+    num_pooling_rows: int = 0
 
     @property
     def can_prefill(self) -> bool:
         """Whether the budgets admit at least one more prompt token."""
         return self.tokens_left > 0 and (self.prefill_ms_left > 0 or self.min_prefill_tokens > 0)
+
+    @property
+    def is_computed_twice(self) -> bool:
+        """Whether the worker makes two passes: rows that pool do not share one with the others."""
+        return 0 < self.num_pooling_rows < len(self.rows)
 
     def add_prefill(self, request: Request, num_tokens: int, cost_ms: float) -> None:
         """Append a row that computes `num_tokens` prompt tokens, and charge the budgets."""
@@ -49,6 +55,7 @@ class StepPlan:
         self.tokens_left -= num_tokens
         self.prefill_ms_left -= cost_ms
         self.min_prefill_tokens -= num_tokens
+        self.num_pooling_rows += request.sampling.pooling is not None
         if computes_prompt_logits(request):
             self.has_prompt_logits = True
             self.logits_left -= num_tokens

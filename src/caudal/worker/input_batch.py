@@ -33,6 +33,8 @@ class RequestState:
     num_blocks: int
     token_counts: dict[int, int] | None
     """Occurrences in the output by token id, prompt ids at 0; None where no penalty needs it."""
+    hidden_sum: NDArray[np.float64] | None = None  # [hidden_size]
+    """Of the tokens computed so far, where the request pools; None before the first."""
 
     @property
     def num_output_tokens(self) -> int:
@@ -60,6 +62,8 @@ class InputBatch:
         self.block_table = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
         self.num_computed = np.zeros(max_num_seqs, dtype=np.int64)
         self.states: dict[str, RequestState] = {}
+        self.num_pooling = 0
+        """Rows that pool hidden states."""
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
     def drop(self, request_ids: Sequence[str]) -> None:
@@ -68,6 +72,7 @@ class InputBatch:
             state = self.states.pop(request_id, None)
             if state is not None:
                 self._free_rows.append(state.row)
+                self.num_pooling -= state.sampling.pooling is not None
 
     def add(self, data: NewRequestData) -> RequestState:
         """Give a new (or returning) request a row."""
@@ -87,6 +92,7 @@ class InputBatch:
             token_counts=_count_tokens(data),
         )
         self.states[data.request_id] = state
+        self.num_pooling += data.sampling.pooling is not None
         return state
 
     def update(self, data: CachedRequestData) -> None:

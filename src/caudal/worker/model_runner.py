@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from caudal.ops.interface import Backend, Plan
 from caudal.step_io import ModelRunnerOutput, SchedulerOutput
 from caudal.worker.input_batch import InputBatch, StepRows
+from caudal.worker.pooler import Pooler
+from caudal.worker.row_errors import public_message
 from caudal.worker.sampler import LogitsRow, make_sampling_arrays, read_logprobs
 
 logger = logging.getLogger(__name__)
@@ -25,11 +27,13 @@ class ModelRunner:
         plan: Plan,
         batch: InputBatch,
         eog_token_ids: frozenset[int],
+        pooler: Pooler,
     ) -> None:
         self._backend = backend
         self.plan = plan
         self._batch = batch
         self._eog_token_ids = eog_token_ids
+        self._pooler = pooler
         self.faults: dict[str, int] = {}
         """Tests only: request id -> output tokens after which its row raises."""
 
@@ -38,6 +42,7 @@ class ModelRunner:
         started = time.perf_counter()
         result = ModelRunnerOutput()
         self._apply(output, result)
+        output = self._pooler.run(output, result)
         if not output.num_scheduled_tokens:
             return result
         step = self._batch.step_rows(output)
@@ -48,8 +53,8 @@ class ModelRunner:
         computed = time.perf_counter()
         if logits_rows:
             self._sample(logits_rows, logits, result)
-        result.prepare_ms = (prepared - started) * 1e3
-        result.forward_ms = (computed - prepared) * 1e3
+        result.prepare_ms = (prepared - started) * 1e3 - result.forward_ms
+        result.forward_ms += (computed - prepared) * 1e3
         result.sample_ms = (time.perf_counter() - computed) * 1e3
         return result
 
@@ -63,7 +68,7 @@ class ModelRunner:
                 self._batch.add(new)
             except Exception as error:
                 logger.exception("request %s could not start", new.request_id)
-                result.errors[new.request_id] = _public_message(error)
+                result.errors[new.request_id] = public_message(error)
                 del output.num_scheduled_tokens[new.request_id]
         for cached in output.cached_requests:
             self._batch.update(cached)
@@ -114,17 +119,10 @@ class ModelRunner:
                     ]
             except Exception as error:
                 logger.exception("request %s failed in a step", state.request_id)
-                result.errors[state.request_id] = _public_message(error)
+                result.errors[state.request_id] = public_message(error)
 
     def _check(self, request_id: str, num_output_tokens: int, token_id: int) -> None:
         if token_id < 0:
             raise ArithmeticError("the model produced logits that are not numbers")
         if self.faults and num_output_tokens >= self.faults.get(request_id, 1 << 62):
             raise RuntimeError("injected fault")
-
-
-def _public_message(error: Exception) -> str:
-    """What a client may be told: our own words, never another library's exception text."""
-    if isinstance(error, ArithmeticError):
-        return str(error)
-    return "the request failed inside a step; the server log has the details"
