@@ -39,6 +39,7 @@ class UniProcExecutor:
         """Load the model. Raises the errors of reading, planning and packing."""
         started = time.perf_counter()
         scheduler = config.scheduler
+        self._max_num_batched_tokens = scheduler.max_num_batched_tokens
         if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({scheduler.max_num_batched_tokens}) must be at least "
@@ -99,17 +100,21 @@ class UniProcExecutor:
 
     def _warm_up(self) -> None:
         """One real step, so that readiness means that the kernels have run."""
+        num_tokens = min(2, self._max_num_batched_tokens)
         request = NewRequestData(
             request_id="warm-up",
-            token_ids=[0, 0],
-            num_prompt_tokens=2,
+            token_ids=[0] * num_tokens,
+            num_prompt_tokens=num_tokens,
             sampling=SamplingParams(temperature=0.0, max_tokens=1),
             seed=0,
             block_ids=[0],
             num_computed_tokens=0,
         )
         step = SchedulerOutput(
-            step_id=0, new_requests=[request], num_scheduled_tokens={"warm-up": 2}, num_tokens=2
+            step_id=0,
+            new_requests=[request],
+            num_scheduled_tokens={"warm-up": num_tokens},
+            num_tokens=num_tokens,
         )
         errors = self.execute(step).errors
         if errors:
