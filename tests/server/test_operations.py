@@ -143,7 +143,14 @@ async def test_the_key_opens_every_route() -> None:
         answer = await served.complete(max_tokens=200)
         assert answer["choices"][0]["text"] == ANSWER
         schema = (await served.http.get("/openapi.json")).json()
-        assert schema["security"] == [{"bearer": []}]
+        assert schema["security"] == [{"bearer": []}, {"x-api-key": []}]
+        for headers, status in (
+            ([(b"x-api-key", "schlüssel".encode())], 200),
+            ([(b"x-api-key", b"wrong")], 401),
+            ([(b"x-api-key", "schlüssel".encode()), (b"authorization", b"Bearer x")], 200),
+        ):
+            served.http.headers = httpx.Headers(headers)
+            assert (await served.http.get("/v1/models")).status_code == status
 
 
 async def test_no_cross_origin_headers_by_default(app: Served) -> None:

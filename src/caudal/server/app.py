@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI
@@ -13,7 +15,7 @@ from starlette.routing import Route
 from caudal.errors import NotFoundError, RequestError, RequestFailedError
 from caudal.server.auth import ApiKeyGuard
 from caudal.server.endpoint import ApiRoute, Endpoint
-from caudal.server.errors import MethodNotAllowedError, error_body
+from caudal.server.errors import ErrorEncoder, MethodNotAllowedError, error_body
 from caudal.server.exchange import Exchange, Receive, Scope, Send
 from caudal.server.openapi import openapi_document
 from caudal.server.routes import chat, completions, models, operations, tokenization
@@ -28,6 +30,10 @@ ROUTES: tuple[ApiRoute, ...] = (
     *tokenization.ROUTES,
 )
 """Every operation; a new API family adds its file's ROUTES here."""
+
+_ENCODERS: Mapping[str, ErrorEncoder] = MappingProxyType(
+    {route.path: route.encode_error for route in ROUTES}
+)
 
 
 class CaudalApp(FastAPI):
@@ -55,7 +61,8 @@ class CaudalApp(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             if self._guard is not None and not self._guard.admits(scope):
-                await self._guard.refuse(Exchange(scope, receive, send))
+                encode = _ENCODERS.get(scope["path"], error_body)
+                await self._guard.refuse(Exchange(scope, receive, send, encode))
                 return
             endpoint = self._direct.get((scope["method"], scope["path"]))
             if endpoint is not None:
@@ -86,16 +93,16 @@ async def _answer_http_exception(request: Request, error: HTTPException) -> Resp
         )
     else:
         answer = NotFoundError(f"There is no {request.method} {path}.", code="not_found")
-    return _response(answer, dict(error.headers or {}))
+    return _response(request, answer, dict(error.headers or {}))
 
 
 async def _answer_exception(request: Request, error: Exception) -> Response:
-    return _response(RequestFailedError("The server failed.", code="internal_error"), {})
+    return _response(request, RequestFailedError("The server failed.", code="internal_error"), {})
 
 
-def _response(error: RequestError, headers: dict[str, str]) -> Response:
+def _response(request: Request, error: RequestError, headers: dict[str, str]) -> Response:
     return Response(
-        error_body(error),
+        _ENCODERS.get(request.url.path, error_body)(error),
         status_code=error.status,
         headers=headers,
         media_type="application/json",

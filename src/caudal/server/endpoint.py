@@ -10,7 +10,13 @@ from typing import Any
 import msgspec
 
 from caudal.errors import OverloadedError, UnavailableError
-from caudal.server.errors import ABORTED, ClientGoneError, as_request_error
+from caudal.server.errors import (
+    ABORTED,
+    ClientGoneError,
+    ErrorEncoder,
+    as_request_error,
+    error_body,
+)
 from caudal.server.exchange import Exchange, Receive, Scope, Send
 from caudal.server.protocol.common import ErrorResponse
 from caudal.server.state import AppState
@@ -30,12 +36,15 @@ class ApiRoute:
     summary: str
     response: type[msgspec.Struct] | str
     """Struct of the JSON answer, or the media type of another kind of answer."""
-    request: type[msgspec.Struct] | None = None
+    request: type[msgspec.Struct] | tuple[type[msgspec.Struct], ...] | None = None
+    """Struct of the JSON body, or several of which it is one."""
     errors: tuple[int, ...] = ()
     failure: type[msgspec.Struct] = ErrorResponse
     """Struct of the answer with a status in `errors`."""
+    encode_error: ErrorEncoder = error_body
     is_stream: bool = False
-    """Whether the answer may also be an event stream."""
+    """Whether the answer may also be a stream."""
+    stream_media_type: str = "text/event-stream"
     is_generation: bool = False
     """Counted while it runs, so that a drain waits for it."""
 
@@ -47,9 +56,10 @@ class Endpoint:
         self._state = state
         self._handler = route.handler
         self._is_generation = route.is_generation
+        self._encode_error = route.encode_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, self._encode_error)
         self._state.num_active += self._is_generation
         try:
             await self._handler(self._state, exchange)

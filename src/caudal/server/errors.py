@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
@@ -19,6 +21,8 @@ from caudal.errors import (
 from caudal.server.protocol.common import ErrorBody, ErrorResponse
 
 Headers = list[tuple[bytes, bytes]]
+ErrorEncoder = Callable[[RequestError], bytes]
+"""Makes the body of an error in the shape of one API family."""
 
 logger = logging.getLogger("caudal.server")
 
@@ -70,9 +74,19 @@ def as_request_error(error: Exception) -> RequestError:
 
 
 def error_body(error: RequestError) -> bytes:
-    """The JSON body of `error`."""
+    """The JSON body of `error` in OpenAI's shape."""
     body = ErrorBody(error.message, error.error_type, error.param, error.code)
     return msgspec.json.encode(ErrorResponse(body))
+
+
+@contextlib.contextmanager
+def renamed_params(names: Mapping[str, str]) -> Iterator[None]:
+    """Give errors from inside the field names of another API (`param` → `names[param]`)."""
+    try:
+        yield
+    except RequestError as error:
+        error.param = names.get(error.param or "", error.param)
+        raise
 
 
 def error_headers(error: RequestError) -> Headers:

@@ -13,6 +13,7 @@ from caudal.errors import OverloadedError, RequestError
 from caudal.server.errors import (
     BodyTimeoutError,
     ClientGoneError,
+    ErrorEncoder,
     Headers,
     PayloadTooLargeError,
     UnsupportedMediaTypeError,
@@ -30,11 +31,7 @@ DISCARD_TIMEOUT_S = 2.0
 """How much and how long a body that is too large is read before the answer."""
 
 _JSON = b"application/json"
-_EVENT_STREAM: Headers = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+_STREAM: Headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 class BodyBudget:
@@ -61,6 +58,7 @@ class Exchange:
     """Reads the body, writes the answer and knows whether the client is still there."""
 
     __slots__ = (
+        "_encode_error",
         "_num_budgeted",
         "_receive",
         "headers",
@@ -71,8 +69,15 @@ class Exchange:
         "send",
     )
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        encode_error: ErrorEncoder = error_body,
+    ) -> None:
         self.scope = scope
+        self._encode_error = encode_error
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self._receive = receive
         self.send = send
@@ -178,12 +183,13 @@ class Exchange:
 
     async def respond_error(self, error: RequestError) -> None:
         """Send `error` as a whole answer."""
-        await self.respond(error_body(error), status=error.status, headers=error_headers(error))
+        body = self._encode_error(error)
+        await self.respond(body, status=error.status, headers=error_headers(error))
 
-    async def start_events(self) -> None:
-        """Send the headers of an event stream; the status is settled from here on."""
+    async def start_stream(self, media_type: bytes) -> None:
+        """Send the headers of a stream; the status is settled from here on."""
         self.is_started = True
-        headers = _EVENT_STREAM + self.reply_headers
+        headers = [(b"content-type", media_type), *_STREAM, *self.reply_headers]
         await self.send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def finish(self, body: bytes = b"") -> None:

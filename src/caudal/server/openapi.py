@@ -32,18 +32,27 @@ def openapi_document(
         "components": {"schemas": components},
     }
     if needs_key:
-        document["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{"bearer": []}]
+        document["components"]["securitySchemes"] = {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
+        document["security"] = [{"bearer": []}, {"x-api-key": []}]
     return document
 
 
 def _structs(routes: Sequence[ApiRoute]) -> list[type[msgspec.Struct]]:
     types: dict[type[msgspec.Struct], None] = {}
     for route in routes:
-        for kind in (route.request, route.response, route.failure):
+        for kind in (*_request_types(route), route.response, route.failure):
             if isinstance(kind, type):
                 types[kind] = None
     return list(types)
+
+
+def _request_types(route: ApiRoute) -> tuple[type[msgspec.Struct], ...]:
+    if route.request is None:
+        return ()
+    return route.request if isinstance(route.request, tuple) else (route.request,)
 
 
 def _operation(route: ApiRoute, by_type: dict[type[msgspec.Struct], Any]) -> dict[str, Any]:
@@ -58,10 +67,12 @@ def _operation(route: ApiRoute, by_type: dict[type[msgspec.Struct], Any]) -> dic
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in parameters
         ]
-    if route.request is not None:
+    schemas = [by_type[kind] for kind in _request_types(route)]
+    if schemas:
+        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
         operation["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": by_type[route.request]}},
+            "content": {"application/json": {"schema": schema}},
         }
     return operation
 
@@ -72,7 +83,7 @@ def _responses(route: ApiRoute, by_type: dict[type[msgspec.Struct], Any]) -> dic
     else:
         content = {"application/json": {"schema": by_type[route.response]}}
     if route.is_stream:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content[route.stream_media_type] = {"schema": {"type": "string"}}
     responses: dict[str, Any] = {"200": {"description": "Success", "content": content}}
     failure = by_type[route.failure]
     for status in route.errors:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from caudal.errors import InvalidRequestError
 from caudal.server.model import ServedModel
@@ -18,24 +18,29 @@ _MIN_CHARS_PER_TOKEN_CHECKED = 8
 """Prompts shorter than this per token of context are simply tokenized and counted."""
 
 
-def split_prompts(prompt: str | Sequence[Any]) -> list[str | list[int]]:
-    """The prompts of a completion request: a text, texts, token ids, or lists of token ids.
+def split_prompts(
+    prompt: str | Sequence[Any], *, param: str = "prompt", max_prompts: int = MAX_PROMPTS
+) -> list[str | list[int]]:
+    """The prompts of a request: a text, texts, token ids, or lists of token ids.
 
-    Raises InvalidRequestError (param prompt) for an empty or mixed list.
+    Raises InvalidRequestError (naming `param`) for an empty, mixed or too long list.
     """
     if isinstance(prompt, str):
         return [prompt]
     kinds = set(map(type, prompt))
     if kinds == {int}:
         return [[*prompt]]
-    if len(prompt) > MAX_PROMPTS:
-        raise _prompt_error(f"at most {MAX_PROMPTS} prompts in one request, got {len(prompt)}")
-    if not prompt or (kinds == {list} and not all(prompt)):
-        raise _prompt_error("must not be an empty list")
-    if len(kinds) > 1:
-        raise _prompt_error("must not mix texts, token ids and lists of token ids")
-    if kinds == {list} and any(set(map(type, ids)) != {int} for ids in prompt):
-        raise _prompt_error("lists must hold token ids only")
+    problem = None
+    if len(prompt) > max_prompts:
+        problem = f"at most {max_prompts} prompts in one request, got {len(prompt)}"
+    elif not prompt or (kinds == {list} and not all(prompt)):
+        problem = "must not be an empty list"
+    elif len(kinds) > 1:
+        problem = "must not mix texts, token ids and lists of token ids"
+    elif kinds == {list} and any(set(map(type, ids)) != {int} for ids in prompt):
+        problem = "lists must hold token ids only"
+    if problem is not None:
+        raise _prompt_error(problem, param)
     return list(prompt)
 
 
@@ -50,8 +55,8 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str = "pro
         )
 
 
-def _prompt_error(problem: str) -> InvalidRequestError:
-    return InvalidRequestError(f"prompt: {problem}.", param="prompt", code="invalid_value")
+def _prompt_error(problem: str, param: str = "prompt") -> InvalidRequestError:
+    return InvalidRequestError(f"{param}: {problem}.", param=param, code="invalid_value")
 
 
 async def run_prompt_work(state: AppState, num_chars: int, work: Callable[[], T]) -> T:
@@ -79,6 +84,14 @@ def encode_text(
     return token_ids
 
 
+class EncodedChat(NamedTuple):
+    """A rendered conversation."""
+
+    text: str
+    """As the template gives it; a BOS that the tokenizer adds is only in the ids."""
+    token_ids: list[int]
+
+
 def encode_chat(
     model: ServedModel,
     messages: list[dict[str, Any]],
@@ -87,8 +100,8 @@ def encode_chat(
     flags: tuple[bool, bool],
     kwargs: dict[str, Any],
     add_special_tokens: bool,
-) -> list[int]:
-    """Token ids of a conversation rendered by the model's template.
+) -> EncodedChat:
+    """A conversation rendered by the model's template, and its token ids.
 
     `flags` are add_generation_prompt and continue_final_message. Raises InvalidRequestError with
     the template's message, or if the conversation is certain to exceed the context.
@@ -109,7 +122,7 @@ def encode_chat(
             param="messages",
             code="invalid_value",
         )
-    return token_ids
+    return EncodedChat(rendered.text, token_ids)
 
 
 def cut_after(rendered: RenderedPrompt, content: str) -> RenderedPrompt:

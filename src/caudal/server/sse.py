@@ -1,15 +1,26 @@
-"""Server-sent events: pings while nothing is sent, and an end for readers that stopped reading."""
+"""Streams: pings while nothing is sent, and an end for readers that stopped reading."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Final
 
 from caudal.errors import RequestError
 from caudal.server.errors import error_body
 from caudal.server.exchange import Exchange
 
-PING: Final = b": ping\n\n"
+
+@dataclass(frozen=True, slots=True)
+class StreamType:
+    """How an API family frames its streams."""
+
+    media_type: bytes
+    ping: bytes
+    """Sent when nothing else is; empty where readers know no such thing."""
+
+
+SERVER_SENT_EVENTS: Final = StreamType(b"text/event-stream; charset=utf-8", b": ping\n\n")
 DONE: Final = b"data: [DONE]\n\n"
 
 
@@ -19,22 +30,24 @@ def error_event(error: RequestError) -> bytes:
 
 
 class EventStream:
-    """One open event stream. Its buffer is the connection's: a full one blocks `send`."""
+    """One open stream. Its buffer is the connection's: a full one blocks `send`."""
 
     __slots__ = (
         "_exchange",
         "_is_finished",
         "_num_pending",
         "_num_sent",
+        "_ping",
         "_send",
         "_task",
         "idle_s",
         "was_cut",
     )
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, stream_type: StreamType) -> None:
         self._exchange = exchange
         self._send = exchange.send
+        self._ping = stream_type.ping
         self._task = asyncio.current_task()
         self._is_finished = False
         self._num_pending = 0
@@ -57,9 +70,9 @@ class EventStream:
         self._num_pending -= 1
 
     async def ping(self) -> None:
-        """Write a comment, unless the stream has ended meanwhile."""
-        if not self._is_finished:
-            await self.send(PING)
+        """Write a sign of life, unless the stream has ended meanwhile."""
+        if self._ping and not self._is_finished:
+            await self.send(self._ping)
 
     @property
     def is_blocked(self) -> bool:

@@ -7,12 +7,18 @@ from typing import Protocol
 
 import msgspec
 
+from caudal.errors import RequestError
 from caudal.server.generation.choice import Choice
 from caudal.server.protocol.common import PromptTokensDetails, Usage
+from caudal.server.sse import StreamType
 
 
 class AnswerWriter(Protocol):
     """Serialises the answer of one request."""
+
+    @property
+    def stream_type(self) -> StreamType:
+        """How events are framed."""
 
     def opening(self, choices: Sequence[Choice]) -> bytes:
         """Events to send before any token (b"" for none)."""
@@ -23,8 +29,11 @@ class AnswerWriter(Protocol):
     def last_chunk(self, choice: Choice, text: str) -> bytes:
         """The event or events that end a choice; the only ones with a finish reason."""
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        """The event with token counts and no choices."""
+    def ending(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """What follows the end of the last choice."""
+
+    def failure(self, error: RequestError) -> bytes:
+        """The event or events that end a stream in which something failed."""
 
     def response(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         """The whole answer as one JSON body."""

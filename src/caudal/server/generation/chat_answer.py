@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from caudal.errors import RequestError
 from caudal.server.generation.answer import ChunkFrame, usage_so_far
 from caudal.server.generation.choice import Choice
 from caudal.server.generation.logprobs import chat_logprobs, prompt_logprobs
@@ -13,6 +14,7 @@ from caudal.server.generation.plan import GenerationPlan
 from caudal.server.model import ServedModel
 from caudal.server.protocol.chat import ChatAnswer, ChatChoice, ChatLogprobs
 from caudal.server.protocol.common import Usage
+from caudal.server.sse import DONE, SERVER_SENT_EVENTS, error_event
 
 _encode = msgspec.json.encode
 
@@ -45,6 +47,8 @@ class _ResponseBody(msgspec.Struct, omit_defaults=True):
 
 class ChatAnswerWriter:
     """Implements AnswerWriter for chat."""
+
+    stream_type = SERVER_SENT_EVENTS
 
     def __init__(self, plan: GenerationPlan, model: ServedModel, created: int) -> None:
         self._plan = plan
@@ -90,9 +94,13 @@ class ChatAnswerWriter:
     def _event(self, choice: Choice, body: _ChunkChoice) -> bytes:
         return self._frame.event(_encode(body), usage_so_far(choice) if self._continuous else None)
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        """See AnswerWriter.usage_chunk."""
-        return self._frame.event(b"", usage)
+    def ending(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """See AnswerWriter.ending."""
+        return (self._frame.event(b"", usage) if self._plan.stream.include_usage else b"") + DONE
+
+    def failure(self, error: RequestError) -> bytes:
+        """See AnswerWriter.failure."""
+        return error_event(error)
 
     def response(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         """See AnswerWriter.response."""

@@ -19,7 +19,7 @@ from caudal.server.generation.answer import AnswerWriter, usage_of
 from caudal.server.generation.choice import Choice
 from caudal.server.generation.plan import GenerationPlan
 from caudal.server.model import ServedModel
-from caudal.server.sse import DONE, EventStream, error_event
+from caudal.server.sse import EventStream
 from caudal.server.state import AppState
 
 Outputs = AsyncIterator[RequestOutput]
@@ -170,8 +170,8 @@ async def _stream(
     plan: GenerationPlan,
     writer: AnswerWriter,
 ) -> None:
-    await exchange.start_events()
-    stream = EventStream(exchange)
+    await exchange.start_stream(writer.stream_type.media_type)
+    stream = EventStream(exchange, writer.stream_type)
     num_open = len(generation.choices)
 
     async def send(choice: Choice, text: str) -> None:
@@ -184,9 +184,8 @@ async def _stream(
         if num_open:
             await stream.send(events)
             return
-        if plan.stream.include_usage:
-            events += writer.usage_chunk(usage_of(generation.choices, plan.n))
-        await stream.finish(events + DONE)
+        usage = usage_of(generation.choices, plan.n)
+        await stream.finish(events + writer.ending(generation.choices, usage))
 
     state.streams.add(stream)
     try:
@@ -197,7 +196,7 @@ async def _stream(
     except ClientGoneError:
         raise
     except Exception as error:
-        await stream.finish(error_event(as_request_error(error)))
+        await stream.finish(writer.failure(as_request_error(error)))
     except asyncio.CancelledError:
         if not stream.was_cut:
             raise

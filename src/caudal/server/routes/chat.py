@@ -13,7 +13,7 @@ from caudal.server.generation.plan import GenerationPlan, Prompt, fit_max_tokens
 from caudal.server.generation.serve import serve_generation
 from caudal.server.messages import generation_prompt_flags, template_kwargs, template_messages
 from caudal.server.model import ServedModel
-from caudal.server.prompts import encode_chat, run_prompt_work
+from caudal.server.prompts import EncodedChat, encode_chat, run_prompt_work
 from caudal.server.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from caudal.server.protocol.unsupported import CHAT_UNSUPPORTED
 from caudal.server.state import AppState
@@ -30,16 +30,25 @@ async def create_chat_completion(state: AppState, exchange: Exchange) -> None:
     body = _DECODER.decode(data, state.unknown_fields)
     model = state.require_model(body.model)
     state.require_serving()
-    plan = await _plan(state, model, body, arrival)
+    plan = await plan_chat(state, model, body, arrival)
     exchange.release_body(state.bodies)
     exchange.reply_headers.append((b"x-request-id", plan.request_id.encode()))
     writer = ChatAnswerWriter(plan, model, int(time.time()))
     await serve_generation(state, exchange, model, plan, writer)
 
 
-async def _plan(
-    state: AppState, model: ServedModel, body: ChatCompletionRequest, arrival: float
+async def plan_chat(
+    state: AppState,
+    model: ServedModel,
+    body: ChatCompletionRequest,
+    arrival: float,
+    *,
+    id_prefix: str = "chatcmpl",
 ) -> GenerationPlan:
+    """What the engine shall do for `body`; other API families come here with a body they made.
+
+    Raises InvalidRequestError or ContextLengthError naming the field of `body`.
+    """
     max_tokens = _max_tokens(body)
     check_min_tokens(body, max_tokens)
     num_logprobs = _num_logprobs(body)
@@ -51,9 +60,9 @@ async def _plan(
     )
     stream = stream_format(body)
     return GenerationPlan(
-        request_id=state.create_request_id("chatcmpl"),
+        request_id=state.create_request_id(id_prefix),
         arrival=arrival,
-        prompts=[await _prompt(state, model, body, max_tokens)],
+        prompts=[await chat_prompt(state, model, body, max_tokens)],
         n=body.n or 1,
         sampling=sampling,
         text=text_rules(body),
@@ -88,9 +97,10 @@ def _num_logprobs(body: ChatCompletionRequest) -> int | None:
     return None
 
 
-async def _prompt(
+async def chat_prompt(
     state: AppState, model: ServedModel, body: ChatCompletionRequest, max_tokens: int | None
 ) -> Prompt:
+    """The rendered conversation; raises as `plan_chat` does."""
     max_model_len = state.engine.info.max_model_len
     messages = template_messages(
         body.messages, normalize_headers=state.config.normalize_client_headers
@@ -98,7 +108,7 @@ async def _prompt(
     flags = generation_prompt_flags(body.add_generation_prompt, body.continue_final_message)
     kwargs = template_kwargs(body.chat_template_kwargs)
 
-    def work() -> list[int]:
+    def work() -> EncodedChat:
         return encode_chat(
             model,
             messages,
@@ -109,13 +119,13 @@ async def _prompt(
         )
 
     num_chars = sum(len(message["content"]) for message in messages)
-    token_ids = await run_prompt_work(state, num_chars, work)
+    text, token_ids = await run_prompt_work(state, num_chars, work)
     try:
         fitted = fit_max_tokens(max_tokens, None, len(token_ids), max_model_len)
     except ContextLengthError as error:
         error.param = "messages"
         raise
-    return Prompt(token_ids, "", fitted)
+    return Prompt(token_ids, text, fitted)
 
 
 ROUTES = (

@@ -31,16 +31,20 @@ async def create_completion(state: AppState, exchange: Exchange) -> None:
     body = _DECODER.decode(data, state.unknown_fields)
     model = state.require_model(body.model)
     state.require_serving()
-    plan = await _plan(state, model, body, arrival)
+    plan = await plan_completion(state, model, body, arrival)
     exchange.release_body(state.bodies)
     exchange.reply_headers.append((b"x-request-id", plan.request_id.encode()))
     writer = CompletionAnswerWriter(plan, model, int(time.time()))
     await serve_generation(state, exchange, model, plan, writer)
 
 
-async def _plan(
+async def plan_completion(
     state: AppState, model: ServedModel, body: CompletionRequest, arrival: float
 ) -> GenerationPlan:
+    """What the engine shall do for `body`; other API families come here with a body they made.
+
+    Raises InvalidRequestError or ContextLengthError naming the field of `body`.
+    """
     n = body.n or 1
     _check_cross_fields(body, n)
     num_prompt_logprobs = body.prompt_logprobs

@@ -65,7 +65,7 @@ async def _chat_ids(
     )
     flags = generation_prompt_flags(body.add_generation_prompt, body.continue_final_message)
     kwargs = template_kwargs(body.chat_template_kwargs)
-    return await run_prompt_work(
+    encoded = await run_prompt_work(
         state,
         sum(len(message["content"]) for message in messages),
         lambda: encode_chat(
@@ -77,6 +77,7 @@ async def _chat_ids(
             add_special_tokens=body.add_special_tokens is not False,
         ),
     )
+    return encoded.token_ids
 
 
 async def detokenize(state: AppState, exchange: Exchange) -> None:
