@@ -66,7 +66,7 @@ class BodyDecoder(Generic[T]):
                 "The request body is nested too deeply.", code="invalid_json"
             ) from None
         except msgspec.ValidationError as error:
-            raise _as_request_error(error) from None
+            raise invalid_field(error) from None
         except msgspec.DecodeError as error:
             raise InvalidRequestError(
                 f"The request body is not valid JSON: {error}.", code="invalid_json"
@@ -111,7 +111,8 @@ def _integer(value: Any) -> Any:
     return value
 
 
-def _as_request_error(error: msgspec.ValidationError) -> InvalidRequestError:
+def invalid_field(error: msgspec.ValidationError) -> InvalidRequestError:
+    """What msgspec found wrong, as an error that names the field."""
     text = str(error)
     path = _PATH.search(text)
     where = path.group(1) if path else ""
