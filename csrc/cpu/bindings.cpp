@@ -74,6 +74,8 @@ NB_MODULE(_native, m) {
   bind_plan(m);
   nb::module_ testing = m.def_submodule("testing");
   bind_testing(testing);
+  nb::module_ bench = m.def_submodule("bench");
+  bind_bench(bench);
   // While the interpreter is still whole.
   nb::module_::import_("atexit").attr("register")(nb::cpp_function(shut_down));
 }

@@ -75,5 +75,6 @@ SampleResult sample(const Runtime& runtime, MutableArray<float, 2> logits, nb::h
 void bind_runtime(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_testing(nb::module_& m);
+void bind_bench(nb::module_& m);
 
 }  // namespace caudal

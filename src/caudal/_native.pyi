@@ -190,3 +190,27 @@ class testing:  # noqa: N801 - a submodule
     @staticmethod
     def num_pool_threads() -> int:
         """Threads in the pool now, without the caller."""
+
+class bench:  # noqa: N801 - a submodule
+    """Timing loops; a list holds the seconds of each call, made for about `budget` seconds."""
+
+    @staticmethod
+    def peaks(isa: str, num_threads: int, budget: float, read_bytes: int) -> dict[str, float]:
+        """Rates per second: int8_ops, fp32_ops, and read_bytes over a buffer of that size."""
+    @staticmethod
+    def linear(
+        isa: str,
+        format: str,
+        rows: int,
+        cols: int,
+        num_tokens: int,
+        num_threads: int,
+        pool_bytes: int,
+        budget: float,
+    ) -> list[float]:
+        """A linear over copies of a [rows, cols] matrix that fill `pool_bytes`, in turn."""
+    @staticmethod
+    def attention(
+        isa: str, q: _F32, batch: BatchArrays, cache: KVCache, num_threads: int, budget: float
+    ) -> list[float]:
+        """Attention of each layer in turn."""
