@@ -6,7 +6,7 @@ namespace {
 using RawPart = std::tuple<int, int64_t, int64_t, Array<uint8_t, 1>>;
 
 LinearWeight pack(Runtime& runtime, const std::vector<RawPart>& parts,
-                  const std::optional<F32Vector>& bias) {
+                  const std::optional<F32Vector>& bias, bool is_sensitive) {
   std::vector<RawMatrix> matrices;
   for (const auto& [type, rows, cols, data] : parts) {
     matrices.push_back({type, rows, cols, data.data(), data.size()});
@@ -20,6 +20,7 @@ LinearWeight pack(Runtime& runtime, const std::vector<RawPart>& parts,
     require(static_cast<int64_t>(bias->size()) == weight.rows, "bias: one value per row is needed");
     weight.bias.assign(bias->data(), bias->data() + bias->size());
   }
+  weight.is_wide = is_sensitive || runtime.table->has_cheap_wide;
   return weight;
 }
 
@@ -55,6 +56,7 @@ void bind_runtime(nb::module_& m) {
       .def_ro("cols", &LinearWeight::cols)
       .def_prop_ro("nbytes", &LinearWeight::num_bytes)
       .def_prop_ro("formats", segment_formats)
+      .def_ro("is_wide", &LinearWeight::is_wide)
       .def_prop_ro("has_bias", [](const LinearWeight& w) { return !w.bias.empty(); })
       .def("unpack", unpack);
 
@@ -62,7 +64,8 @@ void bind_runtime(nb::module_& m) {
       .def(nb::init<const std::string&, int>(), nb::arg("isa"), nb::arg("num_threads"))
       .def_prop_ro("isa", [](const Runtime& r) { return r.table->name; })
       .def_ro("num_threads", &Runtime::num_threads)
-      .def("pack_linear", pack, nb::arg("parts"), nb::arg("bias") = nb::none())
+      .def("pack_linear", pack, nb::arg("parts"), nb::arg("bias") = nb::none(),
+           nb::arg("is_sensitive") = false)
       .def("sample", sample, nb::arg("logits"), nb::arg("params"));
 }
 

@@ -46,7 +46,8 @@ NumpyArray<float> linear(const std::string& isa, F32Matrix x, const LinearWeight
                         .residual = data_or_null(residual),
                         .out = out.data(),
                         .out_stride = weight.rows,
-                        .panels = panels.data()};
+                        .panels = panels.data(),
+                        .is_wide = weight.is_wide};
   const ReleaseGil release;
   run_kernel(runtime.table->linear, args, num_threads);
   return out;

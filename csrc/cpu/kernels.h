@@ -30,7 +30,7 @@ int64_t next_task(Worker&);
 constexpr int kBlockSize = 16;  // tokens per KV block
 
 // LinearArgs.panels holds this many bytes per 32 columns and token (tokens rounded up to 64).
-constexpr int64_t kPanelBytesPerBlock = 256;
+constexpr int64_t kPanelBytesPerBlock = 320;
 
 // One step's ragged batch (see BatchArrays in ops/interface.py for shapes).
 struct Batch {
@@ -173,6 +173,7 @@ struct LinearArgs {
   float* out;             // [num_tokens, out_stride]
   int64_t out_stride;
   std::byte* panels;  // quantised activations, shared by the team
+  bool is_wide;       // w4 segments multiply 12-bit instead of 8-bit activations
 };
 
 struct RmsNormArgs {
@@ -204,6 +205,7 @@ struct EmbedArgs {
 struct KernelTable {
   const char* name;
   int (*score)();
+  bool has_cheap_wide;  // 12-bit activations for w4 cost it little: use them everywhere
   void (*embed)(const EmbedArgs&, Worker&);
   void (*rms_norm)(const RmsNormArgs&, Worker&);
   void (*silu_mul)(const SiluMulArgs&, Worker&);

@@ -17,9 +17,18 @@ struct Tiling {
   int num_tiles;
 };
 
-// Where the panels of each format start; formats that no segment uses are null. f16 shares f32's.
+// What a panel holds per token and block of 32 values:
+enum PanelKind : int {
+  kInt8Panel,   // 32 int8, then scale, scale * sum
+  kInt13Panel,  // 32 int16, then scale
+  kFloatPanel,  // 32 floats
+  kInt12Panel,  // 32 int8 (high parts), 32 int8 (low parts), then scale, scale * sum
+  kNumPanelKinds,
+};
+
+// Where the panels of each kind start; kinds that no segment uses are null.
 struct PanelSet {
-  std::byte* base[4];
+  std::byte* base[kNumPanelKinds];
   int64_t num_blocks;
   Tiling tiling;
 };
@@ -32,6 +41,7 @@ struct TileArgs {
   int64_t num_rows;  // rows that exist; the last group may be padded
   const std::byte* panel;
   int num_tokens;
+  bool is_wide;           // w4: the panel is a kInt12Panel
   const float* bias;      // at the first row, or null
   const float* residual;  // at the first row of the first token, or null
   float* out;             // likewise
@@ -49,14 +59,12 @@ namespace {
 constexpr int kRowsPerGroup = 16;
 constexpr int kMaxTileTokens = 16;
 constexpr int kBlockCols = 32;
-constexpr int kNumFormats = 4;
 constexpr int kTilesPerTask = 8;
 
-// Bytes a token takes in a panel, per block of 32 values: w4 32 int8, scale, scale * sum;
-// w8 32 int16, scale; f16 and f32 32 floats.
-constexpr int64_t kPanelBytes[kNumFormats] = {40, 68, 128, 128};
-// Bytes of a block of 16 rows x 32 columns.
-constexpr int64_t kWeightBytes[kNumFormats] = {320, 544, 1024, 2048};
+// Bytes a token takes in a panel, per block of 32 values, by PanelKind.
+constexpr int64_t kPanelBytes[kNumPanelKinds] = {40, 68, 128, 72};
+// Bytes of a block of 16 rows x 32 columns, by WeightFormat.
+constexpr int64_t kWeightBytes[] = {320, 544, 1024, 2048};
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -67,27 +75,35 @@ inline int64_t tile_of(const Tiling& t, int64_t token) {
   return ((token + 1) * t.num_tiles - 1) / t.num_tokens;
 }
 
-inline int panel_format(WeightFormat format) {
-  return format == WeightFormat::kF32 ? static_cast<int>(WeightFormat::kF16)
-                                      : static_cast<int>(format);
+inline int panel_kind(WeightFormat format, bool is_wide) {
+  switch (format) {
+    case WeightFormat::kW4:
+      return is_wide ? kInt12Panel : kInt8Panel;
+    case WeightFormat::kW8:
+      return kInt13Panel;
+    case WeightFormat::kF16:
+    case WeightFormat::kF32:
+      return kFloatPanel;
+  }
+  return kFloatPanel;
 }
 
-inline std::byte* tile_panel(const PanelSet& set, int format, int64_t tile) {
-  return set.base[format] + tile_begin(set.tiling, tile) * set.num_blocks * kPanelBytes[format];
+inline std::byte* tile_panel(const PanelSet& set, int kind, int64_t tile) {
+  return set.base[kind] + tile_begin(set.tiling, tile) * set.num_blocks * kPanelBytes[kind];
 }
 
-// Lays out the panels of all formats in use from `memory` on; returns the bytes they take.
+// Lays out the panels of all kinds in use from `memory` on; returns the bytes they take.
 inline int64_t place_panels(const LinearArgs& args, int tile_tokens, std::byte* memory,
                             PanelSet& set) {
   set.num_blocks = args.segments[0].cols / kBlockCols;
   set.tiling = {args.num_tokens, static_cast<int>(ceil_div(args.num_tokens, tile_tokens))};
-  for (int f = 0; f < kNumFormats; ++f) set.base[f] = nullptr;
+  for (int k = 0; k < kNumPanelKinds; ++k) set.base[k] = nullptr;
   int64_t used = 0;
   for (int s = 0; s < args.num_segments; ++s) {
-    const int f = panel_format(args.segments[s].format);
-    if (set.base[f]) continue;
-    set.base[f] = memory + used;
-    used += ceil_div(args.num_tokens * set.num_blocks * kPanelBytes[f], 64) * 64;
+    const int kind = panel_kind(args.segments[s].format, args.is_wide);
+    if (set.base[kind]) continue;
+    set.base[kind] = memory + used;
+    used += ceil_div(args.num_tokens * set.num_blocks * kPanelBytes[kind], 64) * 64;
   }
   return used;
 }
@@ -137,7 +153,8 @@ void run_segment_task(const LinearArgs& args, const PanelSet& panels, const Pack
     tile.num_blocks = panels.num_blocks;
     tile.num_groups = min_of(tasks.groups_per_task, tasks.groups - group);
     tile.num_rows = min_of(m.rows - row, tile.num_groups * kRowsPerGroup);
-    tile.panel = tile_panel(panels, panel_format(m.format), i);
+    tile.panel = tile_panel(panels, panel_kind(m.format, args.is_wide), i);
+    tile.is_wide = args.is_wide;
     tile.num_tokens = static_cast<int>(tile_begin(panels.tiling, i + 1) - begin);
     tile.bias = args.bias ? args.bias + offset : nullptr;
     tile.residual = args.residual ? args.residual + begin * args.out_stride + offset : nullptr;

@@ -4,7 +4,7 @@
 //   kBatch: blocks of 32 values whose scales are made together;  Magnitudes: one per block
 //   Magnitudes max_magnitudes(const float* x, int count): see numerics.h
 //   void write_int8(const PanelSlot&, const float* x, Magnitudes, int64_t block, int count)
-//   void write_int13(…): the same
+//   void write_int12(…), write_int13(…): the same
 #pragma once
 
 #include "linear_driver.h"
@@ -23,17 +23,13 @@ struct PanelSlot {
 
 namespace {
 
-constexpr int kInt8Format = static_cast<int>(WeightFormat::kW4);
-constexpr int kInt13Format = static_cast<int>(WeightFormat::kW8);
-constexpr int kFloatFormat = static_cast<int>(WeightFormat::kF16);
-
-inline PanelSlot panel_slot(const PanelSet& panels, int format, int64_t token, int value_bytes) {
+inline PanelSlot panel_slot(const PanelSet& panels, int kind, int64_t token, int value_bytes) {
   const int64_t tile = tile_of(panels.tiling, token);
   const int64_t begin = tile_begin(panels.tiling, tile);
   const int64_t num_tokens = tile_begin(panels.tiling, tile + 1) - begin;
-  std::byte* base = tile_panel(panels, format, tile);
+  std::byte* base = tile_panel(panels, kind, tile);
   return {base + (token - begin) * value_bytes,
-          base + num_tokens * value_bytes + (token - begin) * 4, num_tokens * kPanelBytes[format],
+          base + num_tokens * value_bytes + (token - begin) * 4, num_tokens * kPanelBytes[kind],
           num_tokens};
 }
 
@@ -84,20 +80,23 @@ void quantize_token(const LinearArgs& args, const PanelSet& panels, int64_t toke
   const float inverse = args.prologue == Prologue::kRmsNorm
                             ? vector_inverse_rms(x, args.segments[0].cols, args.eps)
                             : 0.0f;
-  const PanelSlot int8 = panel_slot(panels, kInt8Format, token, 32);
-  const PanelSlot int13 = panel_slot(panels, kInt13Format, token, 64);
-  const PanelSlot floats = panel_slot(panels, kFloatFormat, token, 128);
-  const bool has_int8 = panels.base[kInt8Format] != nullptr;
-  const bool has_int13 = panels.base[kInt13Format] != nullptr;
+  const PanelSlot int8 = panel_slot(panels, kInt8Panel, token, 32);
+  const PanelSlot int12 = panel_slot(panels, kInt12Panel, token, 64);
+  const PanelSlot int13 = panel_slot(panels, kInt13Panel, token, 64);
+  const PanelSlot floats = panel_slot(panels, kFloatPanel, token, 128);
+  const bool has_int8 = panels.base[kInt8Panel] != nullptr;
+  const bool has_int12 = panels.base[kInt12Panel] != nullptr;
+  const bool has_int13 = panels.base[kInt13Panel] != nullptr;
   alignas(64) float buffer[Q::kBatch * kBlockCols];
   for (int64_t block = 0; block < panels.num_blocks; block += Q::kBatch) {
     const int count = static_cast<int>(min_of(Q::kBatch, panels.num_blocks - block));
     const float* values =
         prepare_values(args, x, inverse, block * kBlockCols, count * kBlockCols, buffer);
-    if (panels.base[kFloatFormat]) write_float(floats, values, block, count);
-    if (!has_int8 && !has_int13) continue;
+    if (panels.base[kFloatPanel]) write_float(floats, values, block, count);
+    if (!has_int8 && !has_int12 && !has_int13) continue;
     const auto magnitudes = Q::max_magnitudes(values, count);
     if (has_int8) Q::write_int8(int8, values, magnitudes, block, count);
+    if (has_int12) Q::write_int12(int12, values, magnitudes, block, count);
     if (has_int13) Q::write_int13(int13, values, magnitudes, block, count);
   }
 }

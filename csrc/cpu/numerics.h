@@ -7,12 +7,14 @@
 // the linker would keep one copy for all. For the same reason they use no inline function or
 // template of the standard library.
 //
-// int8 activations (w4), per 32 values k of one token:
+// int8 activations (w4, narrow), per 32 values k of one token:
 //   bits   = max over k of (bit pattern of x[k] without the sign)   -- as integers: NaN is largest
 //   absmax = bits as float
 //   if absmax is infinite or NaN: d = NaN, q = 0;  if absmax < kQuantMin: d = 0, q = 0
 //   else d = absmax / 127;  q = round_to_even(x * (127 / absmax))
 //   s = d * float(sum of q)
+// 12-bit activations (w4, wide): the same with 2047 for 127; kept as high = q >> 4 (int8) and
+// low = q & 15, so that sum of qw * q = 16 * (sum of qw * high) + sum of qw * low; 32 * 15 * 2047 < 2^24.
 // 13-bit activations (w8): the same with 4095 for 127 and no s; 32 * 128 * 4095 < 2^24.
 // One output, over blocks of 32 values in order of k, starting from acc = 0:
 //   w4: acc = fma(float(sum of qw * qx), dw * dx, acc);  acc = fma(mw, s, acc)
@@ -31,6 +33,7 @@ namespace {
 
 constexpr float kQuantMin = 1e-30f;  // below this, 127 / absmax could overflow
 constexpr float kQuantMax8 = 127.0f;
+constexpr float kQuantMax12 = 2047.0f;
 constexpr float kQuantMax13 = 4095.0f;
 constexpr float kRoundShift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
 

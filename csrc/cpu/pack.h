@@ -25,6 +25,7 @@ struct LinearWeight {
   std::vector<PackedMatrix> segments;
   std::vector<std::shared_ptr<std::byte>> memory;  // of the segments
   std::vector<float> bias;                         // [rows] or empty
+  bool is_wide = false;                            // see LinearArgs
 
   size_t num_bytes() const;
 };

@@ -156,7 +156,8 @@ void Plan::add_linear(int x, const LinearWeight& weight, int out, const RmsNorm*
                  .residual = data(residual),
                  .out = data(out),
                  .out_stride = weight.rows,
-                 .panels = nullptr});
+                 .panels = nullptr,
+                 .is_wide = weight.is_wide});
 }
 
 // The table of the step's cos and sin, once before the first op that reads it.

@@ -36,6 +36,9 @@ class LinearWeight:
     def nbytes(self) -> int:
         """Bytes of the packed blocks, padding included."""
     @property
+    def is_wide(self) -> bool:
+        """Whether w4 segments multiply 12-bit instead of 8-bit activations."""
+    @property
     def formats(self) -> list[str]:
         """w4, w8, f16 or f32 of each segment; neighbours of one format are merged."""
     @property
@@ -53,7 +56,10 @@ class Runtime:
     @property
     def num_threads(self) -> int: ...
     def pack_linear(
-        self, parts: Sequence[tuple[int, int, int, _U8]], bias: _F32 | None = None
+        self,
+        parts: Sequence[tuple[int, int, int, _U8]],
+        bias: _F32 | None = None,
+        is_sensitive: bool = False,
     ) -> LinearWeight:
         """Pack matrices given as (ggml type, rows, cols, raw blocks [bytes]); bias: [rows]."""
     def sample(self, logits: _F32, params: SamplingArrays) -> _Sampled:

@@ -60,7 +60,7 @@ def reference_hidden_states(path: Path, token_ids: list[int]) -> NDArray[np.floa
     """The oracle's final normed hidden states, computed in one pass -> [tokens, hidden]."""
     with GGUFFile.open(path) as gguf:
         config = read_model_config(gguf)
-        backend = ReferenceBackend(dequantize, quantizes_activations=True)
+        backend = ReferenceBackend(dequantize, quantizes_activations=True, isa="")
         model = create_model(config, WeightLoader(gguf.tensors, backend, rank=0, world_size=1))
     heads = (config.num_heads, config.num_kv_heads, config.head_dim)
     num_blocks = -(-len(token_ids) // 16)

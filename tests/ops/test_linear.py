@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,22 @@ from tests.weights.blocks import random_blocks
 
 F32 = npt.NDArray[np.float32]
 
-FORMATS = [GGMLType.Q4_1, GGMLType.Q8_0, GGMLType.F16, GGMLType.F32]
-"""One file type for each of the packed formats w4, w8, f16 and f32."""
+
+
+class Kind(NamedTuple):
+    """A file type, and whether 4-bit weights meet 12-bit activations."""
+
+    ggml_type: GGMLType
+    is_wide: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.ggml_type.name + (" wide" if self.is_wide else "")
+
+
+NARROW, WIDE = Kind(GGMLType.Q4_1), Kind(GGMLType.Q4_1, is_wide=True)
+FORMATS = [NARROW, WIDE, Kind(GGMLType.Q8_0), Kind(GGMLType.F16), Kind(GGMLType.F32)]
+"""One file type for each of the packed formats w4 (both ways), w8, f16 and f32."""
 
 
 @pytest.fixture(params=[name for name in _native.isa_names() if name != "ref"])
@@ -47,15 +62,17 @@ class Case:
 
 
 def pack(
-    types: list[GGMLType], rows: list[int], cols: int, bias: bool = False
+    types: list[Kind], rows: list[int], cols: int, bias: bool = False
 ) -> _native.LinearWeight:
-    """Random matrices of `cols` columns, stacked by rows."""
+    """Random matrices of `cols` columns, stacked by rows; one that is wide makes all so."""
     parts = [
         (int(ggml_type), count, cols, random_blocks(ggml_type, count, cols, seed).data)
-        for seed, (ggml_type, count) in enumerate(zip(types, rows, strict=True))
+        for seed, ((ggml_type, _), count) in enumerate(zip(types, rows, strict=True))
     ]
     values = activations(1, sum(rows))[0] if bias else None
-    return _native.Runtime("ref", 1).pack_linear(parts, values)
+    return _native.Runtime("ref", 1).pack_linear(
+        parts, values, any(kind.is_wide for kind in types)
+    )
 
 
 def activations(num_tokens: int, cols: int) -> F32:
@@ -71,7 +88,7 @@ def assert_same_bits(actual: F32, expected: F32) -> None:
 
 
 @pytest.mark.parametrize("ggml_type", FORMATS, ids=lambda t: t.name)
-def test_token_count_never_changes_a_row(isa: str, ggml_type: GGMLType) -> None:
+def test_token_count_never_changes_a_row(isa: str, ggml_type: Kind) -> None:
     case = Case(pack([ggml_type], [40], 96), activations(50, 96))
     expected = case.run("ref")
     for num_tokens in range(1, 51):
@@ -80,14 +97,14 @@ def test_token_count_never_changes_a_row(isa: str, ggml_type: GGMLType) -> None:
 
 @pytest.mark.parametrize("ggml_type", FORMATS, ids=lambda t: t.name)
 @pytest.mark.parametrize("cols", [32, 64, 96, 288, 544, 1056])
-def test_any_number_of_blocks(isa: str, ggml_type: GGMLType, cols: int) -> None:
+def test_any_number_of_blocks(isa: str, ggml_type: Kind, cols: int) -> None:
     for num_tokens in (1, 2, 3, 7, 13, 16):
         case = Case(pack([ggml_type], [16], cols), activations(num_tokens, cols))
         assert_same_bits(case.run(isa), case.run("ref"))
 
 
 @pytest.mark.parametrize("ggml_type", FORMATS, ids=lambda t: t.name)
-def test_rows_that_do_not_fill_a_group(isa: str, ggml_type: GGMLType) -> None:
+def test_rows_that_do_not_fill_a_group(isa: str, ggml_type: Kind) -> None:
     for rows in (1, 7, 8, 9, 15, 17, 31, 33, 49, 100):
         weight = pack([ggml_type], [rows], 64, bias=True)
         residual = activations(12, rows)
@@ -100,7 +117,7 @@ def test_rows_that_do_not_fill_a_group(isa: str, ggml_type: GGMLType) -> None:
 @pytest.mark.parametrize("ggml_type", FORMATS, ids=lambda t: t.name)
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 5])
 def test_thread_count_never_changes_a_result(
-    isa: str, ggml_type: GGMLType, num_threads: int
+    isa: str, ggml_type: Kind, num_threads: int
 ) -> None:
     case = Case(pack([ggml_type], [150], 64), activations(300, 64))
     assert_same_bits(case.run(isa, num_threads), case.run("ref"))
@@ -108,7 +125,7 @@ def test_thread_count_never_changes_a_result(
 
 @pytest.mark.parametrize("prologue", ["rms_norm", "silu_mul"])
 @pytest.mark.parametrize("ggml_type", FORMATS, ids=lambda t: t.name)
-def test_prologue_is_bit_equal(isa: str, ggml_type: GGMLType, prologue: str) -> None:
+def test_prologue_is_bit_equal(isa: str, ggml_type: Kind, prologue: str) -> None:
     cols = 608
     width = 2 * cols if prologue == "silu_mul" else cols
     norm = activations(1, cols)[0] if prologue == "rms_norm" else None
@@ -120,9 +137,9 @@ def test_prologue_is_bit_equal(isa: str, ggml_type: GGMLType, prologue: str) -> 
 
 @pytest.mark.parametrize("prologue", ["none", "rms_norm"])
 def test_segments_of_mixed_formats_share_one_call(isa: str, prologue: str) -> None:
-    types = [*FORMATS, GGMLType.Q4_1]
+    types = [*FORMATS, NARROW]
     norm = activations(1, 128)[0] if prologue == "rms_norm" else None
-    weight = pack(types, [19, 33, 5, 40, 17], 128, bias=True)
+    weight = pack(types, [19, 33, 5, 40, 17, 23], 128, bias=True)
     residual = activations(37, weight.rows)
     case = Case(weight, activations(37, 128), prologue, norm, residual)
     expected = case.run("ref")
@@ -130,30 +147,36 @@ def test_segments_of_mixed_formats_share_one_call(isa: str, prologue: str) -> No
         assert_same_bits(case.run(isa, 2, num_tokens), expected[:num_tokens])
 
 
-@pytest.mark.parametrize("ggml_type", [GGMLType.Q4_1, GGMLType.Q8_0], ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", [NARROW, WIDE, Kind(GGMLType.Q8_0)], ids=lambda t: t.name)
 @pytest.mark.parametrize("byte", [0x00, 0xFF, 0x7F, 0x80])
-def test_largest_products_do_not_overflow(isa: str, ggml_type: GGMLType, byte: int) -> None:
+def test_largest_products_do_not_overflow(isa: str, kind: Kind, byte: int) -> None:
+    ggml_type = kind.ggml_type
     tensor = random_blocks(ggml_type, 16, 64)
     raw = tensor.data.reshape(-1, ggml_type.block_bytes).copy()
     raw[:, ggml_type.block_bytes - (16 if ggml_type == GGMLType.Q4_1 else 32) :] = byte
-    weight = _native.Runtime("ref", 1).pack_linear([(int(ggml_type), 16, 64, raw.ravel())], None)
+    weight = _native.Runtime("ref", 1).pack_linear(
+        [(int(ggml_type), 16, 64, raw.ravel())], None, kind.is_wide
+    )
     x = np.full((20, 64), 3.5, np.float32)
     x[1::2] *= -1
     case = Case(weight, x)
     assert_same_bits(case.run(isa), case.run("ref"))
 
 
-@pytest.mark.parametrize("ggml_type", [GGMLType.Q4_1, GGMLType.Q8_0], ids=lambda t: t.name)
-def test_blocks_of_extreme_magnitude_round_alike(isa: str, ggml_type: GGMLType) -> None:
+@pytest.mark.parametrize("ggml_type", [NARROW, WIDE, Kind(GGMLType.Q8_0)], ids=lambda t: t.name)
+def test_blocks_of_extreme_magnitude_round_alike(isa: str, ggml_type: Kind) -> None:
     scales = np.float32([0, 1e-44, 1e-38, 1e-31, 9.9e-31, 1.1e-30, 1e-20, 1, 1e20, 1e36])
     x = np.repeat(scales, 32)[None, :] * activations(18, 320)
     case = Case(pack([ggml_type], [16], 320), np.ascontiguousarray(x, np.float32))
     assert_same_bits(case.run(isa), case.run("ref"))
 
 
-def test_values_halfway_between_two_integers_round_to_even(isa: str) -> None:
+@pytest.mark.parametrize(("kind", "largest"), [(NARROW, 127), (WIDE, 2047)])
+def test_values_halfway_between_two_integers_round_to_even(
+    isa: str, kind: Kind, largest: int
+) -> None:
     x = np.zeros((16, 32), np.float32)
-    x[:, 0] = 127
+    x[:, 0] = largest
     x[:, 1:] = np.arange(31, dtype=np.float32) - 15.5
-    case = Case(pack([GGMLType.Q4_1], [16], 32), x)
+    case = Case(pack([kind], [16], 32), x)
     assert_same_bits(case.run(isa), case.run("ref"))

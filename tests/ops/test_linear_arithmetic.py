@@ -34,8 +34,11 @@ def quantize(x: np.ndarray, quant_max: float) -> tuple[np.ndarray, np.ndarray]:
     return q, np.where(tiny, np.float32(0), absmax / np.float32(quant_max))
 
 
-def expected_w4(x: np.ndarray, q: np.ndarray, d: np.ndarray, m: np.ndarray) -> np.ndarray:
-    qx, dx = quantize(x, 127)
+def expected_w4(
+    x: np.ndarray, planes: tuple[np.ndarray, np.ndarray, np.ndarray], quant_max: float
+) -> np.ndarray:
+    q, d, m = planes
+    qx, dx = quantize(x, quant_max)
     acc = np.zeros((len(x), len(q)), np.float32)
     weights = q.reshape(len(q), -1, 32).astype(np.int32)
     for b in range(weights.shape[1]):
@@ -63,14 +66,16 @@ def expected_float(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return acc
 
 
-def make(ggml_type: GGMLType, bias: bool = False) -> tuple[_native.LinearWeight, np.ndarray]:
+def make(
+    ggml_type: GGMLType, bias: bool = False, is_wide: bool = False
+) -> tuple[_native.LinearWeight, np.ndarray]:
     """A packed random matrix and what it should compute for the inputs of `inputs`."""
     tensor = random_blocks(ggml_type, ROWS, COLS)
     values = np.arange(ROWS, dtype=np.float32) if bias else None
     parts = [(int(ggml_type), ROWS, COLS, tensor.data)]
-    weight = _native.Runtime("ref", 1).pack_linear(parts, values)
+    weight = _native.Runtime("ref", 1).pack_linear(parts, values, is_wide)
     if weight.formats == ["w4"]:
-        expected = expected_w4(inputs(), *to_w4(tensor))
+        expected = expected_w4(inputs(), to_w4(tensor), 2047 if is_wide else 127)
     elif weight.formats == ["w8"]:
         expected = expected_w8(inputs(), *to_w8(tensor))
     else:
@@ -87,12 +92,15 @@ def inputs() -> np.ndarray:
     return x
 
 
+@pytest.mark.parametrize("is_wide", [False, True], ids=["narrow", "wide"])
 @pytest.mark.parametrize(
     "ggml_type", [GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q8_0, GGMLType.F16,
                   GGMLType.F32], ids=lambda t: t.name
 )  # fmt: skip
-def test_portable_kernel_follows_the_written_arithmetic(ggml_type: GGMLType) -> None:
-    weight, expected = make(ggml_type)
+def test_portable_kernel_follows_the_written_arithmetic(
+    ggml_type: GGMLType, is_wide: bool
+) -> None:
+    weight, expected = make(ggml_type, is_wide=is_wide)
     np.testing.assert_array_equal(_native.testing.linear("ref", inputs(), weight), expected)
 
 

@@ -79,7 +79,8 @@ class Model:
             parts.append(Blocks("w", kind, (rows, cols), quantize(kind, values).ravel()))
         num_rows = sum(rows for rows, _ in shapes)
         bias = self.rng.normal(0, 0.5, num_rows).astype(np.float32) if has_bias else None
-        return self.backend.pack_linear(parts, bias)
+        # Sensitive, so that all instruction sets round activations alike.
+        return self.backend.pack_linear(parts, bias, is_sensitive=True)
 
     def vector(self, size: int) -> Any:
         values = self.rng.normal(1, 0.2, size).astype(np.float32)

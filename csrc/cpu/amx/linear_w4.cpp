@@ -1,4 +1,5 @@
-// w4 x int8 on the tile unit: 16 tokens x 16 rows x 32 columns an instruction.
+// w4 x int8 or 12 bits on the tile unit: 16 tokens x 16 rows x 32 columns an instruction. With 12
+// bits the high parts meet the weights times 16 and the low parts the weights, in the same tile.
 //
 // The int32 products of a block are stored and scaled in vector registers, in the order of
 // numerics.h. The tile unit works on the next blocks meanwhile.
@@ -16,7 +17,13 @@ constexpr int kBytes = static_cast<int>(kWeightBytes[static_cast<int>(WeightForm
 constexpr int kSlotValues = kMaxTileTokens * kRowsPerGroup;
 constexpr int kSlots = 4;  // blocks whose products are in memory at once
 constexpr int kDotBytes = kSlots * kSlotValues * static_cast<int>(sizeof(int32_t));
-constexpr int kUnpackedBytes = kRowsPerGroup * kBlockCols;
+constexpr int kHalfBytes = kRowsPerGroup * kBlockCols;  // a block's weights, once
+
+// Bytes of a token's values of a block, and of the unpacked weights of a block.
+template <bool kWide>
+constexpr int kValueBytes = kWide ? 2 * kBlockCols : kBlockCols;
+template <bool kWide>
+constexpr int kUnpackedBytes = kWide ? 2 * kHalfBytes : kHalfBytes;
 
 // Tile register 0 takes the products, 1 the activations, 2 the weights.
 struct TileConfig {
@@ -28,20 +35,21 @@ struct TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
-void configure(int num_tokens) {
+void configure(int num_tokens, int value_bytes) {
   TileConfig config = {};
   config.palette = 1;
   config.row_bytes[0] = 64;
   config.rows[0] = static_cast<uint8_t>(num_tokens);
-  config.row_bytes[1] = kBlockCols;
+  config.row_bytes[1] = static_cast<uint16_t>(value_bytes);
   config.rows[1] = static_cast<uint8_t>(num_tokens);
   config.row_bytes[2] = 64;
-  config.rows[2] = kBlockCols / 4;
+  config.rows[2] = static_cast<uint8_t>(value_bytes / 4);
   asm volatile("ldtilecfg %0" : : "m"(config));
 }
 
 // Products of one block into `out`, [tokens][16 rows]. The compiler's intrinsics do not tell it that
 // a tile load reads memory.
+template <bool kWide>
 inline void multiply(const std::byte* activations, const std::byte* weights, int32_t* out) {
   asm volatile(
       "tileloadd (%1,%3,1), %%tmm2\n"
@@ -50,43 +58,51 @@ inline void multiply(const std::byte* activations, const std::byte* weights, int
       "tdpbsud %%tmm2, %%tmm1, %%tmm0\n"
       "tilestored %%tmm0, (%4,%3,1)\n"
       :
-      : "r"(activations), "r"(weights), "r"(int64_t{kBlockCols}), "r"(int64_t{64}), "r"(out)
+      : "r"(activations), "r"(weights), "r"(int64_t{kValueBytes<kWide>}), "r"(int64_t{64}), "r"(out)
       : "memory");
 }
 
-// A group's blocks as bytes: [k / 4][16 rows][4].
+// A group's blocks as bytes: [k / 4][16 rows][4]; wide ones 16 times the weights, then the weights.
+template <bool kWide>
 void unpack(const std::byte* block, int64_t num_blocks, std::byte* out) {
+  constexpr int kOnce = kWide ? kHalfBytes : 0;
   const __m512i nibble = _mm512_set1_epi8(15);
   for (int64_t b = 0; b < num_blocks; ++b) {
     prefetch(block + 8 * kBytes, kBytes);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       const __m512i raw = _mm512_loadu_si512(block + 64 * i);
-      _mm512_store_si512(out + 64 * i, _mm512_and_si512(raw, nibble));
-      _mm512_store_si512(out + 256 + 64 * i, _mm512_and_si512(_mm512_srli_epi16(raw, 4), nibble));
+      const __m512i low = _mm512_and_si512(raw, nibble);
+      const __m512i high = _mm512_andnot_si512(nibble, raw);
+      _mm512_store_si512(out + kOnce + 64 * i, low);
+      _mm512_store_si512(out + kOnce + 256 + 64 * i, _mm512_srli_epi16(high, 4));
+      if constexpr (kWide) {
+        _mm512_store_si512(out + 64 * i, _mm512_slli_epi16(low, 4));
+        _mm512_store_si512(out + 256 + 64 * i, high);
+      }
     }
     block += kBytes;
-    out += kUnpackedBytes;
+    out += kUnpackedBytes<kWide>;
   }
 }
 
-template <int kTokens>
+template <int kTokens, bool kWide>
 inline void scale_block(const int32_t* dots, const std::byte* block, const std::byte* panel,
                         __m512* acc) {
   const __m512 d = load_halves(block + 256);
   const __m512 m = load_halves(block + 288);
 #pragma GCC unroll 16
   for (int t = 0; t < kTokens; ++t) {
-    const std::byte* scale = panel + 32 * kTokens + 4 * t;
+    const std::byte* scale = panel + kValueBytes<kWide> * kTokens + 4 * t;
     const __m512 dot = _mm512_cvtepi32_ps(_mm512_load_si512(dots + 16 * t));
     acc[t] = _mm512_fmadd_ps(dot, _mm512_mul_ps(d, broadcast(scale)), acc[t]);
     acc[t] = _mm512_fmadd_ps(m, broadcast(scale + 4 * kTokens), acc[t]);
   }
 }
 
-template <int kTokens>
+template <int kTokens, bool kWide>
 void run_group(const TileArgs& args, int64_t group, const std::byte* unpacked, int32_t* dots) {
-  constexpr int kPanelBlock = 40 * kTokens;
+  constexpr int64_t kPanelBlock = kPanelBytes[kWide ? kInt12Panel : kInt8Panel] * kTokens;
   constexpr int kSlotMask = kSlots * kSlotValues - 1;
   const std::byte* block = args.weights + group * args.num_blocks * kBytes;
   const std::byte* panel = args.panel;
@@ -98,14 +114,14 @@ void run_group(const TileArgs& args, int64_t group, const std::byte* unpacked, i
   int64_t next = 0;
   for (int64_t b = 1 - kSlots; b < args.num_blocks; ++b) {
     if (next < args.num_blocks) {
-      multiply(next_panel, unpacked, dots + next_slot);
+      multiply<kWide>(next_panel, unpacked, dots + next_slot);
       next_panel += kPanelBlock;
-      unpacked += kUnpackedBytes;
+      unpacked += kUnpackedBytes<kWide>;
       next_slot = (next_slot + kSlotValues) & kSlotMask;
       ++next;
     }
     if (b < 0) continue;
-    scale_block<kTokens>(dots + (b * kSlotValues & kSlotMask), block, panel, acc);
+    scale_block<kTokens, kWide>(dots + (b * kSlotValues & kSlotMask), block, panel, acc);
     block += kBytes;
     panel += kPanelBlock;
   }
@@ -114,34 +130,47 @@ void run_group(const TileArgs& args, int64_t group, const std::byte* unpacked, i
 }
 
 using RunGroup = void (*)(const TileArgs&, int64_t, const std::byte*, int32_t*);
+template <bool kWide>
 constexpr RunGroup kRunGroup[kMaxTileTokens] = {
-    run_group<1>,  run_group<2>,  run_group<3>,  run_group<4>,  run_group<5>,  run_group<6>,
-    run_group<7>,  run_group<8>,  run_group<9>,  run_group<10>, run_group<11>, run_group<12>,
-    run_group<13>, run_group<14>, run_group<15>, run_group<16>,
+    run_group<1, kWide>,  run_group<2, kWide>,  run_group<3, kWide>,  run_group<4, kWide>,
+    run_group<5, kWide>,  run_group<6, kWide>,  run_group<7, kWide>,  run_group<8, kWide>,
+    run_group<9, kWide>,  run_group<10, kWide>, run_group<11, kWide>, run_group<12, kWide>,
+    run_group<13, kWide>, run_group<14, kWide>, run_group<15, kWide>, run_group<16, kWide>,
 };
 
 }  // namespace
 
-int64_t w4_workspace_bytes(int64_t num_blocks) { return kDotBytes + num_blocks * kUnpackedBytes; }
+int64_t w4_workspace_bytes(int64_t num_blocks) {
+  return kDotBytes + num_blocks * kUnpackedBytes<true>;
+}
 
-void run_w4(const TileArgs* tiles, int num_tiles, std::byte* workspace) {
+namespace {
+
+template <bool kWide>
+void run_tiles(const TileArgs* tiles, int num_tiles, int max_tokens, std::byte* workspace) {
   auto* dots = reinterpret_cast<int32_t*>(workspace);
   std::byte* unpacked = workspace + kDotBytes;
   const TileArgs& first = tiles[0];
+  configure(max_tokens, kValueBytes<kWide>);
+  for (int64_t g = 0; g < first.num_groups; ++g) {
+    unpack<kWide>(first.weights + g * first.num_blocks * kBytes, first.num_blocks, unpacked);
+    for (int i = 0; i < num_tiles; ++i) {
+      kRunGroup<kWide>[tiles[i].num_tokens - 1](tiles[i], g, unpacked, dots);
+    }
+  }
+  asm volatile("tilerelease");
+}
+
+}  // namespace
+
+void run_w4(const TileArgs* tiles, int num_tiles, std::byte* workspace) {
   // Tiles of a linear differ by one token at most. A tile with one less than configured reads one
   // row too many, which lies inside its panel, and ignores the result.
   int max_tokens = 0;
   for (int i = 0; i < num_tiles; ++i) {
     max_tokens = tiles[i].num_tokens > max_tokens ? tiles[i].num_tokens : max_tokens;
   }
-  configure(max_tokens);
-  for (int64_t g = 0; g < first.num_groups; ++g) {
-    unpack(first.weights + g * first.num_blocks * kBytes, first.num_blocks, unpacked);
-    for (int i = 0; i < num_tiles; ++i) {
-      kRunGroup[tiles[i].num_tokens - 1](tiles[i], g, unpacked, dots);
-    }
-  }
-  asm volatile("tilerelease");
+  (tiles[0].is_wide ? run_tiles<true> : run_tiles<false>)(tiles, num_tiles, max_tokens, workspace);
 }
 
 }  // namespace caudal::amx

@@ -6,6 +6,7 @@ namespace caudal::amx {
 const KernelTable kTable = {
     .name = "amx",
     .score = score_amx,
+    .has_cheap_wide = true,
     .embed = avx512vnni::embed,
     .rms_norm = avx512vnni::rms_norm,
     .silu_mul = avx512vnni::silu_mul,

@@ -61,6 +61,26 @@ inline __m256i round_scaled(const float* x, const Scales& s, int block) {
   return _mm256_and_si256(_mm256_cvtps_epi32(scaled), _mm256_set1_epi32(s.usable[block]));
 }
 
+// Scales, and scales times the sums of the blocks' values; `sums` is overwritten.
+inline void write_scales(const PanelSlot& slot, const Scales& s, __m256i* sums, int64_t block,
+                         int count) {
+  for (int i = count; i < kBatch; ++i) sums[i] = _mm256_setzero_si256();
+  alignas(32) float scaled_sums[kBatch];
+  const __m256 total = _mm256_cvtepi32_ps(combine_lanes<Sum>(sums));
+  _mm256_store_ps(scaled_sums, _mm256_mul_ps(_mm256_load_ps(s.d), total));
+  for (int i = 0; i < count; ++i) {
+    std::byte* out = slot.scales + (block + i) * slot.stride;
+    put_float(out, s.d[i]);
+    put_float(out + 4 * slot.num_tokens, scaled_sums[i]);
+  }
+}
+
+// Narrows four registers of 8 values to 32 int8, in order.
+inline __m256i pack_bytes(__m256i a, __m256i b, __m256i c, __m256i d) {
+  const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+  return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
 struct Quantizer {
   static constexpr int kBatch = avx2::kBatch;
 
@@ -81,7 +101,6 @@ struct Quantizer {
   static void write_int8(const PanelSlot& slot, const float* x, __m256i max_bits, int64_t block,
                          int count) {
     const Scales s = make_scales(max_bits, kQuantMax8);
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     __m256i sums[kBatch];
     for (int i = 0; i < count; ++i) {
       const __m256i a = round_scaled(x + 32 * i, s, i);
@@ -89,20 +108,29 @@ struct Quantizer {
       const __m256i c = round_scaled(x + 32 * i + 16, s, i);
       const __m256i d = round_scaled(x + 32 * i + 24, s, i);
       sums[i] = _mm256_add_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d));
-      const __m256i packed =
-          _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
       auto* out = reinterpret_cast<__m256i*>(slot.values + (block + i) * slot.stride);
-      _mm256_storeu_si256(out, _mm256_permutevar8x32_epi32(packed, order));
+      _mm256_storeu_si256(out, pack_bytes(a, b, c, d));
     }
-    for (int i = count; i < kBatch; ++i) sums[i] = _mm256_setzero_si256();
-    alignas(32) float scaled_sums[kBatch];
-    const __m256 total = _mm256_cvtepi32_ps(combine_lanes<Sum>(sums));
-    _mm256_store_ps(scaled_sums, _mm256_mul_ps(_mm256_load_ps(s.d), total));
+    write_scales(slot, s, sums, block, count);
+  }
+
+  static void write_int12(const PanelSlot& slot, const float* x, __m256i max_bits, int64_t block,
+                          int count) {
+    const Scales s = make_scales(max_bits, kQuantMax12);
+    __m256i sums[kBatch];
     for (int i = 0; i < count; ++i) {
-      std::byte* out = slot.scales + (block + i) * slot.stride;
-      put_float(out, s.d[i]);
-      put_float(out + 4 * slot.num_tokens, scaled_sums[i]);
+      __m256i q[4], high[4], low[4];
+      for (int j = 0; j < 4; ++j) {
+        q[j] = round_scaled(x + 32 * i + 8 * j, s, i);
+        high[j] = _mm256_srai_epi32(q[j], 4);
+        low[j] = _mm256_and_si256(q[j], _mm256_set1_epi32(15));
+      }
+      sums[i] = _mm256_add_epi32(_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3]));
+      auto* out = reinterpret_cast<__m256i*>(slot.values + (block + i) * slot.stride);
+      _mm256_storeu_si256(out, pack_bytes(high[0], high[1], high[2], high[3]));
+      _mm256_storeu_si256(out + 1, pack_bytes(low[0], low[1], low[2], low[3]));
     }
+    write_scales(slot, s, sums, block, count);
   }
 
   static void write_int13(const PanelSlot& slot, const float* x, __m256i max_bits, int64_t block,

@@ -1,4 +1,4 @@
-// w4 x int8: u8 x s8 products in int16 lanes; 16 x 15 x 127 fits, so a block needs one widening.
+// w4 x int8 or 12 bits: u8 x s8 products in int16 lanes; 16 x 15 x 127 fits, so a block needs one widening.
 #include "linear_kernels.h"
 
 namespace caudal::avx2 {
@@ -50,8 +50,22 @@ inline Dot add(Dot a, Dot b) {
   return {_mm256_add_epi16(a.low, b.low), _mm256_add_epi16(a.high, b.high)};
 }
 
-inline __m256 to_float(__m256i pairs) {
-  return _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+// The 32-bit sums of pairs, times `factor` (1 or 16).
+inline __m256i widen(__m256i pairs, int16_t factor) {
+  return _mm256_madd_epi16(pairs, _mm256_set1_epi16(factor));
+}
+
+// Sums over 32 columns in 32 bits; wide ones of 16 * high + low.
+struct Sum {
+  __m256i low;
+  __m256i high;
+};
+
+inline Sum widen(const Dot& dot) { return {widen(dot.low, 1), widen(dot.high, 1)}; }
+
+inline Sum widen(const Dot& high, const Dot& low) {
+  return {_mm256_add_epi32(widen(high.low, 16), widen(low.low, 1)),
+          _mm256_add_epi32(widen(high.high, 16), widen(low.high, 1))};
 }
 
 // d and m of the 16 rows of a block.
@@ -66,19 +80,37 @@ inline Scales load_scales(const std::byte* block) {
 }
 
 // acc += dot * (d * dx), then acc += m * s
-inline void accumulate(const Dot& dot, const Scales& s, const std::byte* scale,
+inline void accumulate(const Sum& dot, const Scales& s, const std::byte* scale,
                        const std::byte* scaled_sum, __m256* acc) {
   const __m256 dx = broadcast(scale);
   const __m256 sx = broadcast(scaled_sum);
-  acc[0] = _mm256_fmadd_ps(to_float(dot.low), _mm256_mul_ps(s.d[0], dx), acc[0]);
-  acc[1] = _mm256_fmadd_ps(to_float(dot.high), _mm256_mul_ps(s.d[1], dx), acc[1]);
+  acc[0] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot.low), _mm256_mul_ps(s.d[0], dx), acc[0]);
+  acc[1] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot.high), _mm256_mul_ps(s.d[1], dx), acc[1]);
   acc[0] = _mm256_fmadd_ps(s.m[0], sx, acc[0]);
   acc[1] = _mm256_fmadd_ps(s.m[1], sx, acc[1]);
 }
 
+// What both loops need to know of a panel.
+template <bool kWide>
+struct Layout {
+  static constexpr int kValueBytes = kWide ? 64 : 32;
+  static constexpr int kParts = kWide ? 2 : 1;  // high, low
+  static constexpr int64_t kBlockBytes = kPanelBytes[kWide ? kInt12Panel : kInt8Panel];
+};
+
+template <bool kWide>
+inline Sum widen_parts(const Dot* parts) {
+  if constexpr (kWide) {
+    return widen(parts[0], parts[1]);
+  } else {
+    return widen(parts[0]);
+  }
+}
+
 // Up to 3 tokens: all sums stay in registers.
-template <int kTokens>
+template <int kTokens, bool kWide>
 void run_few(const TileArgs& args) {
+  using L = Layout<kWide>;
   const std::byte* block = args.weights;
   for (int64_t g = 0; g < args.num_groups; ++g) {
     __m256 acc[kTokens][2];
@@ -88,20 +120,26 @@ void run_few(const TileArgs& args) {
     for (int64_t b = 0; b < args.num_blocks; ++b) {
       prefetch(block + kPrefetchBytes, kBytes);
       __m256i w[8];
-      Dot dot[kTokens];
+      Dot dot[kTokens][L::kParts];
       unpack_low(block, w);
 #pragma GCC unroll 3
-      for (int t = 0; t < kTokens; ++t) dot[t] = dot_half(w, panel + 32 * t);
+      for (int t = 0; t < kTokens; ++t) {
+#pragma GCC unroll 2
+        for (int p = 0; p < L::kParts; ++p)
+          dot[t][p] = dot_half(w, panel + L::kValueBytes * t + 32 * p);
+      }
       unpack_high(block, w);
       const Scales scales = load_scales(block);
 #pragma GCC unroll 3
       for (int t = 0; t < kTokens; ++t) {
-        dot[t] = add(dot[t], dot_half(w, panel + 32 * t + 16));
-        const std::byte* scale = panel + 32 * kTokens + 4 * t;
-        accumulate(dot[t], scales, scale, scale + 4 * kTokens, acc[t]);
+#pragma GCC unroll 2
+        for (int p = 0; p < L::kParts; ++p)
+          dot[t][p] = add(dot[t][p], dot_half(w, panel + L::kValueBytes * t + 32 * p + 16));
+        const std::byte* scale = panel + L::kValueBytes * kTokens + 4 * t;
+        accumulate(widen_parts<kWide>(dot[t]), scales, scale, scale + 4 * kTokens, acc[t]);
       }
       block += kBytes;
-      panel += 40 * kTokens;
+      panel += L::kBlockBytes * kTokens;
     }
 #pragma GCC unroll 3
     for (int t = 0; t < kTokens; ++t) store_rows(args, g, t, acc[t][0], acc[t][1]);
@@ -109,11 +147,13 @@ void run_few(const TileArgs& args) {
 }
 
 // More tokens: the weights of half a block stay in registers, the sums lie in L1.
+template <bool kWide>
 void run_many(const TileArgs& args) {
+  using L = Layout<kWide>;
   const int num_tokens = args.num_tokens;
   const std::byte* block = args.weights;
   alignas(32) __m256 acc[kMaxTileTokens][2];
-  alignas(32) Dot part[kMaxTileTokens];
+  alignas(32) Dot part[kMaxTileTokens][L::kParts];
   for (int64_t g = 0; g < args.num_groups; ++g) {
     for (int t = 0; t < num_tokens; ++t) acc[t][0] = acc[t][1] = _mm256_setzero_ps();
     const std::byte* panel = args.panel;
@@ -121,35 +161,45 @@ void run_many(const TileArgs& args) {
       prefetch(block + kPrefetchBytes, kBytes);
       __m256i w[8];
       unpack_low(block, w);
-      for (int t = 0; t < num_tokens; ++t) part[t] = dot_half(w, panel + 32 * t);
+      for (int t = 0; t < num_tokens; ++t) {
+        for (int p = 0; p < L::kParts; ++p)
+          part[t][p] = dot_half(w, panel + L::kValueBytes * t + 32 * p);
+      }
       unpack_high(block, w);
       const Scales scales = load_scales(block);
-      const std::byte* scale = panel + 32 * num_tokens;
+      const std::byte* scale = panel + L::kValueBytes * num_tokens;
       const std::byte* scaled_sum = scale + 4 * num_tokens;
       for (int t = 0; t < num_tokens; ++t) {
-        const Dot dot = add(part[t], dot_half(w, panel + 32 * t + 16));
-        accumulate(dot, scales, scale + 4 * t, scaled_sum + 4 * t, acc[t]);
+        Dot dot[L::kParts];
+        for (int p = 0; p < L::kParts; ++p)
+          dot[p] = add(part[t][p], dot_half(w, panel + L::kValueBytes * t + 32 * p + 16));
+        accumulate(widen_parts<kWide>(dot), scales, scale + 4 * t, scaled_sum + 4 * t, acc[t]);
       }
       block += kBytes;
-      panel += 40 * num_tokens;
+      panel += L::kBlockBytes * num_tokens;
     }
     for (int t = 0; t < num_tokens; ++t) store_rows(args, g, t, acc[t][0], acc[t][1]);
+  }
+}
+
+template <bool kWide>
+void run_tile_w4(const TileArgs& args) {
+  switch (args.num_tokens) {
+    case 1:
+      return run_few<1, kWide>(args);
+    case 2:
+      return run_few<2, kWide>(args);
+    case 3:
+      return run_few<3, kWide>(args);
+    default:
+      return run_many<kWide>(args);
   }
 }
 
 }  // namespace
 
 void tile_w4(const TileArgs& args) {
-  switch (args.num_tokens) {
-    case 1:
-      return run_few<1>(args);
-    case 2:
-      return run_few<2>(args);
-    case 3:
-      return run_few<3>(args);
-    default:
-      return run_many(args);
-  }
+  (args.is_wide ? run_tile_w4<true> : run_tile_w4<false>)(args);
 }
 
 }  // namespace caudal::avx2

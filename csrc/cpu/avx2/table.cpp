@@ -6,6 +6,7 @@ namespace caudal::avx2 {
 const KernelTable kTable = {
     .name = "avx2",
     .score = score_avx2,
+    .has_cheap_wide = false,
     .embed = embed,
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,

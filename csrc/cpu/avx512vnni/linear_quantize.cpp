@@ -68,6 +68,20 @@ inline __m512i round_scaled(const float* x, const Scales& s, int block) {
       mask, _mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(s.inverse[block])));
 }
 
+// Scales, and scales times the sums of the blocks' values; `sums` is overwritten.
+inline void write_scales(const PanelSlot& slot, const Scales& s, __m512i* sums, int64_t block,
+                         int count) {
+  for (int i = count; i < kBatch; ++i) sums[i] = _mm512_setzero_si512();
+  alignas(64) float scaled_sums[kBatch];
+  const __m512 total = _mm512_cvtepi32_ps(combine_lanes<Sum>(sums));
+  _mm512_store_ps(scaled_sums, _mm512_mul_ps(_mm512_load_ps(s.d), total));
+  for (int i = 0; i < count; ++i) {
+    std::byte* out = slot.scales + (block + i) * slot.stride;
+    put_float(out, s.d[i]);
+    put_float(out + 4 * slot.num_tokens, scaled_sums[i]);
+  }
+}
+
 struct Quantizer {
   static constexpr int kBatch = avx512vnni::kBatch;
 
@@ -95,15 +109,25 @@ struct Quantizer {
       _mm_storeu_si128(out, _mm512_cvtepi32_epi8(low));
       _mm_storeu_si128(out + 1, _mm512_cvtepi32_epi8(high));
     }
-    for (int i = count; i < kBatch; ++i) sums[i] = _mm512_setzero_si512();
-    alignas(64) float scaled_sums[kBatch];
-    const __m512 total = _mm512_cvtepi32_ps(combine_lanes<Sum>(sums));
-    _mm512_store_ps(scaled_sums, _mm512_mul_ps(_mm512_load_ps(s.d), total));
+    write_scales(slot, s, sums, block, count);
+  }
+
+  static void write_int12(const PanelSlot& slot, const float* x, __m512i max_bits, int64_t block,
+                          int count) {
+    const Scales s = make_scales(max_bits, kQuantMax12);
+    const __m512i nibble = _mm512_set1_epi32(15);
+    __m512i sums[kBatch];
     for (int i = 0; i < count; ++i) {
-      std::byte* out = slot.scales + (block + i) * slot.stride;
-      put_float(out, s.d[i]);
-      put_float(out + 4 * slot.num_tokens, scaled_sums[i]);
+      const __m512i low = round_scaled(x + 32 * i, s, i);
+      const __m512i high = round_scaled(x + 32 * i + 16, s, i);
+      sums[i] = _mm512_add_epi32(low, high);
+      auto* out = reinterpret_cast<__m128i*>(slot.values + (block + i) * slot.stride);
+      _mm_storeu_si128(out, _mm512_cvtepi32_epi8(_mm512_srai_epi32(low, 4)));
+      _mm_storeu_si128(out + 1, _mm512_cvtepi32_epi8(_mm512_srai_epi32(high, 4)));
+      _mm_storeu_si128(out + 2, _mm512_cvtepi32_epi8(_mm512_and_si512(low, nibble)));
+      _mm_storeu_si128(out + 3, _mm512_cvtepi32_epi8(_mm512_and_si512(high, nibble)));
     }
+    write_scales(slot, s, sums, block, count);
   }
 
   static void write_int13(const PanelSlot& slot, const float* x, __m512i max_bits, int64_t block,

@@ -6,6 +6,7 @@ namespace caudal::avx512vnni {
 const KernelTable kTable = {
     .name = "avx512vnni",
     .score = score_avx512vnni,
+    .has_cheap_wide = true,
     .embed = embed,
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,

@@ -9,9 +9,9 @@ namespace {
 struct Panel {
   float x[32];
   int16_t q13[32];
-  int8_t q8[32];
-  float d8;
-  float s8;
+  int16_t q4[32];  // for w4: 8 or 12 bits
+  float d4;
+  float s4;
   float d13;
 };
 static_assert(sizeof(Panel) <= kPanelBytesPerBlock);
@@ -37,18 +37,18 @@ int32_t quantise(float x, float inverse) {
   return q == q ? static_cast<int32_t>(q) : 0;
 }
 
-void make_panel(Panel& panel) {
+void make_panel(Panel& panel, bool is_wide) {
   const uint32_t max_bits = max_magnitude(panel.x);
-  const QuantScale scale8 = quant_scale(max_bits, kQuantMax8);
+  const QuantScale scale4 = quant_scale(max_bits, is_wide ? kQuantMax12 : kQuantMax8);
   const QuantScale scale13 = quant_scale(max_bits, kQuantMax13);
   int32_t sum = 0;
   for (int k = 0; k < 32; ++k) {
-    panel.q8[k] = static_cast<int8_t>(quantise(panel.x[k], scale8.inverse));
+    panel.q4[k] = static_cast<int16_t>(quantise(panel.x[k], scale4.inverse));
     panel.q13[k] = static_cast<int16_t>(quantise(panel.x[k], scale13.inverse));
-    sum += panel.q8[k];
+    sum += panel.q4[k];
   }
-  panel.d8 = scale8.d;
-  panel.s8 = scale8.d * static_cast<float>(sum);
+  panel.d4 = scale4.d;
+  panel.s4 = scale4.d * static_cast<float>(sum);
   panel.d13 = scale13.d;
 }
 
@@ -66,7 +66,7 @@ void make_panels(const LinearArgs& args, int64_t token, int64_t cols, Panel* pan
       }
       panels[block].x[i] = value;
     }
-    make_panel(panels[block]);
+    make_panel(panels[block], args.is_wide);
   }
 }
 
@@ -77,11 +77,11 @@ float dot_w4(const std::byte* group, int row, const Panel* panels, int64_t num_b
     int32_t sum = 0;
     for (int k = 0; k < 16; ++k) {
       const int byte = quants[64 * (k / 4) + 4 * row + k % 4];
-      sum += (byte & 15) * panels[b].q8[k] + (byte >> 4) * panels[b].q8[16 + k];
+      sum += (byte & 15) * panels[b].q4[k] + (byte >> 4) * panels[b].q4[16 + k];
     }
-    const float scale = load_half(group + 256, row) * panels[b].d8;
+    const float scale = load_half(group + 256, row) * panels[b].d4;
     acc = __builtin_fmaf(static_cast<float>(sum), scale, acc);
-    acc = __builtin_fmaf(load_half(group + 288, row), panels[b].s8, acc);
+    acc = __builtin_fmaf(load_half(group + 288, row), panels[b].s4, acc);
   }
   return acc;
 }

@@ -6,6 +6,7 @@ namespace caudal::ref {
 const KernelTable kTable = {
     .name = "ref",
     .score = score_ref,
+    .has_cheap_wide = false,
     .embed = embed,
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,

@@ -45,12 +45,13 @@ class LlamaForCausalLM:
             attn_output=loader.linear(prefix + "attn_output.weight"),
             ffn_norm=loader.vector(prefix + "ffn_norm.weight"),
             gate_up=loader.linear(prefix + "ffn_gate.weight", prefix + "ffn_up.weight"),
-            ffn_down=loader.linear(prefix + "ffn_down.weight"),
+            ffn_down=loader.linear(prefix + "ffn_down.weight", is_sensitive=True),
         )
 
     def load_qkv(self, loader: WeightLoader, prefix: str) -> LinearWeight:
         """The stacked q, k, v projection."""
-        return loader.linear(*(f"{prefix}attn_{part}.weight" for part in "qkv"))
+        names = (f"{prefix}attn_{part}.weight" for part in "qkv")
+        return loader.linear(*names, is_sensitive=True)
 
     def forward(self, ops: Ops) -> Tensor:
         """One step over the ragged batch -> logits [num_logits, vocab_size]."""

@@ -15,4 +15,5 @@ class Qwen2ForCausalLM(LlamaForCausalLM):
         return loader.linear(
             *(f"{prefix}attn_{part}.weight" for part in "qkv"),
             biases=tuple(f"{prefix}attn_{part}.bias" for part in "qkv"),
+            is_sensitive=True,
         )

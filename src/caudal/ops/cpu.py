@@ -78,10 +78,15 @@ class CpuBackend:
         return self._runtime.num_threads
 
     def pack_linear(
-        self, parts: Sequence[RawMatrix], bias: NDArray[np.float32] | None = None
+        self,
+        parts: Sequence[RawMatrix],
+        bias: NDArray[np.float32] | None = None,
+        *,
+        is_sensitive: bool = False,
     ) -> _native.LinearWeight:
         """Pack one matrix, or several stacked by rows, with an optional bias [rows].
 
+        is_sensitive: 4-bit weights meet 12-bit activations even where 8 bits are faster.
         Raises ValueError if a type is unknown, or sizes do not fit each other.
         """
         matrices = []
@@ -91,7 +96,7 @@ class CpuBackend:
             matrices.append((int(part.ggml_type), rows, cols, data))
         if bias is not None:
             bias = np.ascontiguousarray(bias, dtype=np.float32)
-        return self._runtime.pack_linear(matrices, bias)
+        return self._runtime.pack_linear(matrices, bias, is_sensitive)
 
     def pack_vector(self, part: RawMatrix) -> NDArray[np.float32]:
         """A norm weight or bias as float32 [size]."""

@@ -200,10 +200,16 @@ class Backend(Protocol):
     def num_threads(self) -> int: ...
 
     def pack_linear(
-        self, parts: Sequence[RawMatrix], bias: NDArray[np.float32] | None = None
+        self,
+        parts: Sequence[RawMatrix],
+        bias: NDArray[np.float32] | None = None,
+        *,
+        is_sensitive: bool = False,
     ) -> LinearWeight:
         """Pack one matrix, or several stacked by rows (qkv, gate + up) whose types may differ.
 
+        is_sensitive: rounding this product's input costs the model the most; a backend that
+        trades precision for speed does not do it here.
         Columns must be a multiple of 32; rows of any number.
         """
 

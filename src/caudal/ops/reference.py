@@ -24,7 +24,7 @@ from caudal.ops.reference_cache import ReferenceKVCache
 F32 = NDArray[np.float32]
 
 _GROUP = 32
-_QUANT_MAX = {"w4": 127.0, "w8": 4095.0}
+_QUANT_MAX = {"w4": 127.0, "w4 wide": 2047.0, "w8": 4095.0}
 """Largest quantised activation by weight format."""
 
 
@@ -49,12 +49,13 @@ class ReferenceBackend:
         dequantize: Callable[[RawMatrix], F32] | None = None,
         *,
         quantizes_activations: bool = False,
+        isa: str = "ref",
     ) -> None:
         """dequantize: gives a tensor's exact values; None takes what the native packing keeps,
         which for some types is rounded. quantizes_activations: round the inputs of linear ops as
-        the kernels do, so that only the order of additions differs from them.
+        the kernels of `isa` do, so that only the order of additions differs from them.
         """
-        self._runtime = _native.Runtime("ref", 1)
+        self._runtime = _native.Runtime(isa, 1)
         self._dequantize = dequantize
         self._quantizes_activations = quantizes_activations
 
@@ -68,16 +69,25 @@ class ReferenceBackend:
         """Compute threads; NumPy's own are not counted."""
         return 1
 
-    def pack_linear(self, parts: Sequence[RawMatrix], bias: F32 | None = None) -> ReferenceLinear:
+    def pack_linear(
+        self,
+        parts: Sequence[RawMatrix],
+        bias: F32 | None = None,
+        *,
+        is_sensitive: bool = False,
+    ) -> ReferenceLinear:
         """Stack matrices by rows, with an optional bias [rows]."""
-        return ReferenceLinear(tuple(self._unpack(part) for part in parts), bias)
+        return ReferenceLinear(tuple(self._unpack(part, is_sensitive) for part in parts), bias)
 
-    def _unpack(self, part: RawMatrix) -> tuple[str, F32]:
+    def _unpack(self, part: RawMatrix, is_sensitive: bool) -> tuple[str, F32]:
         rows, cols = part.shape
         data = np.ascontiguousarray(part.data).reshape(-1)
-        packed = self._runtime.pack_linear([(int(part.ggml_type), rows, cols, data)])
+        packed = self._runtime.pack_linear(
+            [(int(part.ggml_type), rows, cols, data)], None, is_sensitive
+        )
         values = self._dequantize(part) if self._dequantize else packed.unpack()
-        return packed.formats[0], values
+        suffix = " wide" if packed.is_wide and packed.formats[0] == "w4" else ""
+        return packed.formats[0] + suffix, values
 
     def pack_vector(self, part: RawMatrix) -> F32:
         """A norm weight or bias as float32 [size]."""
@@ -216,7 +226,7 @@ class ReferenceOps:
 
 def round_activations(x: F32, quant_max: float) -> F32:
     """x [tokens, features] rounded to integers of at most `quant_max` per 32 values, and scaled
-    back: what the w4 (127) and w8 (4095) kernels multiply. Definition: csrc/cpu/numerics.h.
+    back: what the w4 (127 or 2047) and w8 (4095) kernels multiply. Definition: csrc/cpu/numerics.h.
     """
     groups = x.reshape(len(x), -1, _GROUP)
     absmax = np.abs(groups).max(axis=-1, keepdims=True)

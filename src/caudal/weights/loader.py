@@ -36,10 +36,17 @@ class WeightLoader:
         """Whether the model file holds `name`."""
         return name in self._tensors
 
-    def linear(self, *names: str, biases: tuple[str, ...] = ()) -> LinearWeight:
-        """The matrices `names` stacked by rows, with their biases concatenated."""
+    def linear(
+        self, *names: str, biases: tuple[str, ...] = (), is_sensitive: bool = False
+    ) -> LinearWeight:
+        """The matrices `names` stacked by rows, with their biases concatenated.
+
+        is_sensitive: see Backend.pack_linear.
+        """
         bias = np.concatenate([self.array(name) for name in biases]) if biases else None
-        return self.backend.pack_linear([self._tensor(name) for name in names], bias)
+        return self.backend.pack_linear(
+            [self._tensor(name) for name in names], bias, is_sensitive=is_sensitive
+        )
 
     def vector(self, name: str) -> VectorWeight:
         """A norm weight."""
