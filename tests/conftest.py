@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from caudal.weights.download import resolve_model
 
+from caudal.weights.download import resolve_model
 from tests.tiny_models import make_tiny_model
 
 
@@ -22,6 +22,14 @@ def demo_model() -> Path:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random llama of two layers."""
     return make_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def data_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Servers under test must not go on with the batches of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data-home")))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -153,6 +153,8 @@ class ServerConfig:
     """Model name in the API; unset: the name given on the command line."""
     api_key: str | None = None
     """Key that clients must send as a bearer token."""
+    data_dir: Path | None = None
+    """Folder for files and batches, used by one server at a time; unset: in the user's data."""
     drain_timeout_s: float = 30.0
     """After SIGTERM, how long running requests may finish."""
     max_body_bytes: int = 32 * 1024 * 1024
@@ -197,6 +199,11 @@ def cache_dir() -> Path:
     if explicit:
         return Path(explicit)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "caudal"
+
+
+def default_data_dir() -> Path:
+    """Where a server keeps files and batches: the user's data directory."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "caudal"
 
 
 def forced_isa() -> str | None:

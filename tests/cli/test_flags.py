@@ -27,6 +27,7 @@ GIVEN: dict[str, tuple[Any, type, str, Any]] = {
     "--served-model-name": ("m", ServerConfig, "served_model_name", "m"),
     "--api-key": ("secret", ServerConfig, "api_key", "secret"),
     "--normalize-client-headers": (False, ServerConfig, "normalize_client_headers", False),
+    "--data-dir": ("/srv/data", ServerConfig, "data_dir", Path("/srv/data")),
     "--drain-timeout": ("1.5", ServerConfig, "drain_timeout_s", 1.5),
     "--log-level": ("DEBUG", serve.ServeOptions, "log_level", "debug"),
     "--max-model-len": ("4K", SchedulerConfig, "max_model_len", 4096),

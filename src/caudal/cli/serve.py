@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from caudal.cli.flags import Flag, Positional, create_command
-from caudal.cli.units import choice, count, nonempty, number, parse_bytes
+from caudal.cli.units import choice, count, directory, nonempty, number, parse_bytes
 from caudal.config import (
     BLOCK_SIZE,
     PROFILES,
@@ -83,6 +83,7 @@ _SERVER_FLAGS = (
     Flag("--served-model-name", ServerConfig, "served_model_name", nonempty, "NAME"),
     Flag("--api-key", ServerConfig, "api_key", nonempty, "KEY"),
     Flag("--normalize-client-headers", ServerConfig, "normalize_client_headers", None),
+    Flag("--data-dir", ServerConfig, "data_dir", directory, "DIR"),
     Flag("--drain-timeout", ServerConfig, "drain_timeout_s", number(0, 86_400), "S"),
     Flag(
         "--log-level",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 from caudal.errors import ConfigError
 
@@ -94,3 +95,12 @@ def nonempty(flag: str, text: str) -> str:
     if not text:
         raise ConfigError(f"{flag}: must not be empty")
     return text
+
+
+def directory(flag: str, text: str) -> Path:
+    """Parser of a folder's path, which need not exist yet; ~ is the home directory."""
+    nonempty(flag, text)
+    path = Path(text).expanduser()
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{flag}: {text} is not a directory")
+    return path.absolute()

@@ -6,6 +6,7 @@ import msgspec
 
 from caudal.sampling_params import SamplingParams
 from caudal.scheduler.output import RequestOutput
+from caudal.scheduler.service_class import ServiceClass
 
 
 class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True, tag="request"):
@@ -15,7 +16,9 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True, tag="reque
     prompt_token_ids: list[int]
     sampling: SamplingParams
     priority: int = 0
-    """Lower runs first (as in vLLM)."""
+    """Lower runs first (as in vLLM), within one class."""
+    service: ServiceClass = ServiceClass.INTERACTIVE
+    """Offline batches are of the other classes."""
     namespace: str = ""
     """Root of the prefix tree: requests of different namespaces never share KV."""
     parent_id: str | None = None
@@ -80,6 +83,9 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     num_running: int = 0
     num_waiting: int = 0
+    num_background_running: int = 0
+    """Part of num_running that yields to interactive requests."""
+    num_background_waiting: int = 0
     num_waiting_tokens: int = 0
     num_blocks_total: int = 0
     num_blocks_free: int = 0

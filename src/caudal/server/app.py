@@ -18,7 +18,15 @@ from caudal.server.endpoint import ApiRoute, Endpoint
 from caudal.server.errors import ErrorEncoder, MethodNotAllowedError, error_body
 from caudal.server.exchange import Exchange, Receive, Scope, Send
 from caudal.server.openapi import openapi_document
-from caudal.server.routes import chat, completions, models, operations, tokenization
+from caudal.server.routes import (
+    batches,
+    chat,
+    completions,
+    files,
+    models,
+    operations,
+    tokenization,
+)
 from caudal.server.state import AppState
 from caudal.server.version import caudal_version
 
@@ -28,6 +36,8 @@ ROUTES: tuple[ApiRoute, ...] = (
     *operations.ROUTES,
     *models.ROUTES,
     *tokenization.ROUTES,
+    *files.ROUTES,
+    *batches.ROUTES,
 )
 """Every operation; a new API family adds its file's ROUTES here."""
 

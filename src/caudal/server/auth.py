@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from typing import Final
 
 from caudal.errors import AuthenticationError
 from caudal.server.exchange import Exchange, Scope
+
+OWNER: Final = "caudal.owner"
+"""Scope entry of an admitted request: names the holder of its key, without showing the key."""
 
 OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
 
@@ -23,7 +27,10 @@ class ApiKeyGuard:
             return True
         digests = [hashlib.sha256(key).digest() for key in _keys(scope)]
         # All are compared, so that the time does not tell which one was right.
-        return True in [hmac.compare_digest(digest, self._digest) for digest in digests]
+        if True not in [hmac.compare_digest(digest, self._digest) for digest in digests]:
+            return False
+        scope[OWNER] = self._digest.hex()
+        return True
 
     async def refuse(self, exchange: Exchange) -> None:
         """Answer 401."""

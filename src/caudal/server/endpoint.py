@@ -38,6 +38,10 @@ class ApiRoute:
     """Struct of the JSON answer, or the media type of another kind of answer."""
     request: type[msgspec.Struct] | tuple[type[msgspec.Struct], ...] | None = None
     """Struct of the JSON body, or several of which it is one."""
+    form: type[msgspec.Struct] | None = None
+    """Struct of a multipart form instead of a JSON body."""
+    query: type[msgspec.Struct] | None = None
+    """Struct of the query parameters."""
     errors: tuple[int, ...] = ()
     failure: type[msgspec.Struct] = ErrorResponse
     """Struct of the answer with a status in `errors`."""

@@ -46,6 +46,12 @@ class MethodNotAllowedError(RequestError):
     status = 405
 
 
+class ConflictError(RequestError):
+    """The object is not in a state that allows this (HTTP 409)."""
+
+    status = 409
+
+
 class UnsupportedMediaTypeError(RequestError):
     """The body is not JSON (HTTP 415)."""
 

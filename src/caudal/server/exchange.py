@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
 from caudal.errors import OverloadedError, RequestError
+from caudal.scheduler.service_class import ServiceClass
 from caudal.server.errors import (
     BodyTimeoutError,
     ClientGoneError,
@@ -29,6 +30,9 @@ Send = Callable[[Message], Awaitable[None]]
 MAX_DISCARDED_BYTES = 64 * 1024 * 1024
 DISCARD_TIMEOUT_S = 2.0
 """How much and how long a body that is too large is read before the answer."""
+
+SERVICE_CLASS: Final = "caudal.service_class"
+"""Scope entry of a request that does not come from the network: its class in the scheduler."""
 
 _JSON = b"application/json"
 _STREAM: Headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -67,6 +71,7 @@ class Exchange:
         "reply_headers",
         "scope",
         "send",
+        "service",
     )
 
     def __init__(
@@ -81,6 +86,7 @@ class Exchange:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self._receive = receive
         self.send = send
+        self.service: ServiceClass = scope.get(SERVICE_CLASS, ServiceClass.INTERACTIVE)
         self.reply_headers: Headers = []
         """Sent with whatever the answer turns out to be."""
         self._num_budgeted = 0
@@ -112,7 +118,7 @@ class Exchange:
             ) from None
         if is_too_large:
             chunks.clear()
-            await self._discard_body()
+            await self.discard_body()
             raise PayloadTooLargeError(
                 f"The request body is larger than {max_bytes} bytes.", code="body_too_large"
             )
@@ -123,13 +129,31 @@ class Exchange:
         budget.give_back(self._num_budgeted)
         self._num_budgeted = 0
 
+    async def body_chunks(self, idle_timeout_s: float) -> AsyncIterator[bytes]:
+        """The body as it comes, of any type and size.
+
+        Raises BodyTimeoutError after so many seconds without data, ClientGoneError.
+        """
+        more_body = True
+        while more_body:
+            try:
+                async with asyncio.timeout(idle_timeout_s):
+                    message = await self._receive_body()
+            except TimeoutError:
+                raise BodyTimeoutError(
+                    f"Nothing of the request body arrived for {idle_timeout_s:g} s.",
+                    code="body_timeout",
+                ) from None
+            more_body = message.get("more_body", False)
+            yield message.get("body", b"")
+
     async def _receive_body(self) -> Message:
         message = await self._receive()
         if message["type"] != "http.request":
             raise ClientGoneError
         return message
 
-    async def _discard_body(self) -> None:
+    async def discard_body(self) -> None:
         """Read on for a while: many clients only look for an answer when all is sent."""
         if b"expect" in self.headers:
             return
@@ -190,6 +214,16 @@ class Exchange:
         """Send the headers of a stream; the status is settled from here on."""
         self.is_started = True
         headers = [(b"content-type", media_type), *_STREAM, *self.reply_headers]
+        await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def start_bytes(self, num_bytes: int, content_type: bytes) -> None:
+        """Send the headers of an answer of known length whose parts follow."""
+        self.is_started = True
+        headers = [
+            (b"content-type", content_type),
+            (b"content-length", str(num_bytes).encode()),
+            *self.reply_headers,
+        ]
         await self.send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def finish(self, body: bytes = b"") -> None:

@@ -117,6 +117,7 @@ class Lifecycle:
 
     async def _finish_requests(self) -> None:
         state = self._state
+        await state.close_batches()
         deadline = time.monotonic() + state.config.drain_timeout_s
         await state.engine.drain(state.config.drain_timeout_s)
         # Answers whose requests have ended may still be on their way out.

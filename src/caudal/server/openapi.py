@@ -43,7 +43,7 @@ def openapi_document(
 def _structs(routes: Sequence[ApiRoute]) -> list[type[msgspec.Struct]]:
     types: dict[type[msgspec.Struct], None] = {}
     for route in routes:
-        for kind in (*_request_types(route), route.response, route.failure):
+        for kind in (*_request_types(route), route.form, route.response, route.failure):
             if isinstance(kind, type):
                 types[kind] = None
     return list(types)
@@ -61,12 +61,9 @@ def _operation(route: ApiRoute, by_type: dict[type[msgspec.Struct], Any]) -> dic
         "operationId": route.handler.__name__,
         "responses": _responses(route, by_type),
     }
-    parameters = re.findall(r"{(\w+)(?::path)?}", route.path)
+    parameters = [*_path_parameters(route), *_query_parameters(route)]
     if parameters:
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in parameters
-        ]
+        operation["parameters"] = parameters
     schemas = [by_type[kind] for kind in _request_types(route)]
     if schemas:
         schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
@@ -74,7 +71,31 @@ def _operation(route: ApiRoute, by_type: dict[type[msgspec.Struct], Any]) -> dic
             "required": True,
             "content": {"application/json": {"schema": schema}},
         }
+    if route.form is not None:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"multipart/form-data": {"schema": by_type[route.form]}},
+        }
     return operation
+
+
+def _path_parameters(route: ApiRoute) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)(?::path)?}", route.path)
+    ]
+
+
+def _query_parameters(route: ApiRoute) -> list[dict[str, Any]]:
+    if route.query is None:
+        return []
+    _, components = msgspec.json.schema_components([route.query], ref_template=_REF)
+    schema = components[route.query.__name__]
+    required = schema.get("required", ())
+    return [
+        {"name": name, "in": "query", "required": name in required, "schema": of_field}
+        for name, of_field in schema["properties"].items()
+    ]
 
 
 def _responses(route: ApiRoute, by_type: dict[type[msgspec.Struct], Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from caudal.engine.client import EngineClient
 from caudal.engine.messages import EngineStats
 from caudal.errors import NotFoundError, UnavailableError
 from caudal.metrics.server_metrics import ServerMetrics
+from caudal.scheduler.service_class import ServiceClass
 from caudal.server.body import UnknownFieldLog
 from caudal.server.exchange import BodyBudget, Exchange
 from caudal.server.model import ServedModel
@@ -22,6 +23,7 @@ from caudal.server.turns import Turns
 
 if TYPE_CHECKING:
     from caudal.metrics.exposition import Exposition
+    from caudal.server.batch.service import BatchService
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class AppState:
     """None until it is loaded."""
     limits: ServerLimits = field(default_factory=ServerLimits)
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
+    batch_metrics: ServerMetrics = field(default_factory=ServerMetrics)
+    """Of the requests of offline batches, apart: nobody waits for these."""
     unknown_fields: UnknownFieldLog = field(default_factory=UnknownFieldLog)
     is_draining: bool = False
     num_active: int = 0
@@ -66,6 +70,7 @@ class AppState:
     pool: ThreadPoolExecutor = field(init=False)
     _random: Random = field(default_factory=lambda: Random(os.urandom(32)))
     _exposition: Exposition | None = None
+    _batches: BatchService | None = None
 
     def __post_init__(self) -> None:
         limits = self.limits
@@ -81,6 +86,24 @@ class AppState:
         return await exchange.read_json(
             self.config.max_body_bytes, self.limits.body_timeout_s, self.bodies
         )
+
+    def metrics_of(self, service: ServiceClass) -> ServerMetrics:
+        """The instruments that observe requests of that class."""
+        return self.metrics if service is ServiceClass.INTERACTIVE else self.batch_metrics
+
+    @property
+    def batches(self) -> BatchService:
+        """Files and batches; made on first use, because most servers never need them."""
+        if self._batches is None:
+            from caudal.server.batch.service import BatchService
+
+            self._batches = BatchService(self)
+        return self._batches
+
+    async def close_batches(self) -> None:
+        """Stop running batches where they are; a later server goes on with them."""
+        if self._batches is not None:
+            await self._batches.close()
 
     @property
     def is_ready(self) -> bool:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from caudal.engine.messages import EngineRequest
 from caudal.errors import ContextLengthError
 from caudal.sampling_params import SamplingParams
+from caudal.scheduler.service_class import ServiceClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class GenerationPlan:
     """As asked for: None is none, 0 only the sampled token's."""
     num_prompt_logprobs: int | None = None
     priority: int = 0
+    service: ServiceClass = ServiceClass.INTERACTIVE
     namespace: str = ""
 
     def engine_requests(self) -> list[EngineRequest]:
@@ -71,6 +73,7 @@ class GenerationPlan:
                     prompt_token_ids=prompt.token_ids,
                     sampling=self._sampling(prompt, number),
                     priority=self.priority,
+                    service=self.service,
                     namespace=self.namespace,
                     parent_id=parent,
                     num_siblings=num_choices,

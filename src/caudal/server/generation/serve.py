@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from dataclasses import replace
 from typing import Any
 
 from caudal.errors import (
@@ -30,9 +31,9 @@ class Generation:
     """The choices of one request and their place in the engine."""
 
     def __init__(self, state: AppState, plan: GenerationPlan, model: ServedModel) -> None:
-        self._state = state
         self._plan = plan
         self._engine = state.engine
+        self._metrics = state.metrics_of(plan.service)
         self._requests = plan.engine_requests()
         self._outputs: list[Outputs] = []
         self._is_client_gone = False
@@ -46,7 +47,7 @@ class Generation:
 
         Raises OverloadedError or UnavailableError.
         """
-        metrics = self._state.metrics
+        metrics = self._metrics
         self._outputs = await _together(map(self._engine.submit, self._requests))
         for prompt in self._plan.prompts:
             metrics.prompt_tokens += len(prompt.token_ids)
@@ -63,12 +64,12 @@ class Generation:
         try:
             await _together(self._run_choice(c, o, deliver) for c, o in pairs)
         except (RequestFailedError, EngineDeadError):
-            self._state.metrics.requests_finished.increment(FinishReason.ERROR)
+            self._metrics.requests_finished.increment(FinishReason.ERROR)
             raise
 
     async def _run_choice(self, choice: Choice, outputs: Outputs, deliver: Deliver) -> None:
         timing = choice.timing
-        metrics = self._state.metrics
+        metrics = self._metrics
         clock = time.monotonic
         async for output in outputs:
             num_before = choice.num_output_tokens
@@ -96,7 +97,7 @@ class Generation:
 
     def _check_end(self, reason: FinishReason, output: RequestOutput) -> None:
         if reason is FinishReason.ABORT:
-            self._state.metrics.requests_finished.increment(reason)
+            self._metrics.requests_finished.increment(reason)
             if self._is_client_gone:
                 raise ClientGoneError
             raise UnavailableError("The request was aborted: shutting down.", code=ABORTED)
@@ -133,7 +134,7 @@ async def serve_generation(
     Errors before the first byte are raised for the caller to answer; later ones end the stream.
     """
     state.require_serving()
-    generation = Generation(state, plan, model)
+    generation = Generation(state, replace(plan, service=exchange.service), model)
     watcher = asyncio.create_task(_watch_client(exchange, generation))
     try:
         await generation.submit()

@@ -1,0 +1,1 @@
+"""Files and offline batches: the store, the runner and what `caudal batch` shares with them."""
