@@ -22,6 +22,7 @@ from caudal.server.routes import (
     batches,
     chat,
     completions,
+    embeddings,
     files,
     models,
     operations,
@@ -36,6 +37,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     *operations.ROUTES,
     *models.ROUTES,
     *tokenization.ROUTES,
+    *embeddings.ROUTES,
     *files.ROUTES,
     *batches.ROUTES,
 )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from caudal.sampling_params import Pooling
 from caudal.tokenizer.chat_template import ChatTemplate
 from caudal.tokenizer.gguf_tokenizer import Tokenizer
 
@@ -18,6 +20,13 @@ class ServedModel:
     chat_template: ChatTemplate
     architecture: str = ""
     quantization: str = ""
+    pooling: Pooling = "mean"
+    """How a vector is made of a text unless the client says."""
+    num_parameters: int = 0
+    num_bytes: int = 0
+    """Of the weights in the file."""
+    facts: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    """The file's metadata but for arrays and the chat template."""
     created: int = field(default_factory=lambda: int(time.time()))
     _max_token_bytes: int = 0
 

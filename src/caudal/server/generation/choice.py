@@ -26,6 +26,7 @@ class Choice:
         "logprobs",
         "num_cached_tokens",
         "num_output_tokens",
+        "pooled",
         "prompt",
         "prompt_logprobs",
         "request_id",
@@ -49,6 +50,7 @@ class Choice:
         self.texts: list[str] = []
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs] | None = None
+        self.pooled: bytes | None = None
         self._unsent_prompt = self.prompt.text if rules.echo else ""
         self._include_stop = rules.include_stop
         self._stop_token_ids = plan.sampling.stop_token_ids
@@ -76,6 +78,7 @@ class Choice:
             self.stop_reason = delta.stopped_by
         elif reason is not None:
             self.finish_reason = reason
+            self.pooled = output.pooled
             if output.stop_token_id in self._stop_token_ids:
                 self.stop_reason = output.stop_token_id
         self.num_output_tokens += num_new

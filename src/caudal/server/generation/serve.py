@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from caudal.errors import (
     EngineDeadError,
@@ -25,6 +25,13 @@ from caudal.server.state import AppState
 
 Outputs = AsyncIterator[RequestOutput]
 Deliver = Callable[[Choice, str], Awaitable[None]]
+
+
+class Abandonable(Protocol):
+    """Work for a client that may leave."""
+
+    def client_left(self) -> None:
+        """Free what nobody waits for any more."""
 
 
 class Generation:
@@ -48,7 +55,7 @@ class Generation:
         Raises OverloadedError or UnavailableError.
         """
         metrics = self._metrics
-        self._outputs = await _together(map(self._engine.submit, self._requests))
+        self._outputs = await together(map(self._engine.submit, self._requests))
         for prompt in self._plan.prompts:
             metrics.prompt_tokens += len(prompt.token_ids)
             metrics.prompt_length.observe(len(prompt.token_ids))
@@ -62,7 +69,7 @@ class Generation:
         """
         pairs = zip(self.choices, self._outputs, strict=True)
         try:
-            await _together(self._run_choice(c, o, deliver) for c, o in pairs)
+            await together(self._run_choice(c, o, deliver) for c, o in pairs)
         except (RequestFailedError, EngineDeadError):
             self._metrics.requests_finished.increment(FinishReason.ERROR)
             raise
@@ -135,7 +142,7 @@ async def serve_generation(
     """
     state.require_serving()
     generation = Generation(state, replace(plan, service=exchange.service), model)
-    watcher = asyncio.create_task(_watch_client(exchange, generation))
+    watcher = asyncio.create_task(watch_client(exchange, generation))
     try:
         await generation.submit()
         if plan.stream.is_stream:
@@ -147,10 +154,11 @@ async def serve_generation(
         await generation.close()
 
 
-async def _watch_client(exchange: Exchange, generation: Generation) -> None:
+async def watch_client(exchange: Exchange, work: Abandonable) -> None:
+    """Tell `work` if the client leaves before its answer is complete."""
     await exchange.wait_disconnect()
     if not exchange.is_complete:
-        generation.client_left()
+        work.client_left()
 
 
 async def _respond(
@@ -220,7 +228,7 @@ def _uncancel() -> None:
         task.uncancel()
 
 
-async def _together(work: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+async def together(work: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
     """Results of all, in order; on the first error the others are cancelled and awaited."""
     coroutines = list(work)
     if len(coroutines) == 1:

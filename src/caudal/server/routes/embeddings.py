@@ -1,0 +1,151 @@
+"""`POST /v1/embeddings`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import cast
+
+from caudal.errors import InvalidRequestError
+from caudal.sampling_params import Pooling, SamplingParams
+from caudal.server.body import BodyDecoder
+from caudal.server.endpoint import ApiRoute
+from caudal.server.exchange import Exchange
+from caudal.server.generation.embedding_answer import embedding_response, unit_vector
+from caudal.server.generation.plan import GenerationPlan, Prompt
+from caudal.server.generation.pooling import serve_pooling
+from caudal.server.model import ServedModel
+from caudal.server.prompts import check_length, check_token_ids, run_prompt_work, split_prompts
+from caudal.server.protocol.embeddings import (
+    EMBEDDING_UNSUPPORTED,
+    ENCODING_FORMATS,
+    MAX_INPUTS,
+    POOLINGS,
+    EmbeddingRequest,
+    EmbeddingResponse,
+)
+from caudal.server.state import AppState
+
+_DECODER = BodyDecoder(EmbeddingRequest, EMBEDDING_UNSUPPORTED)
+
+INLINE_VALUES = 8192
+"""Answers of up to so many numbers are encoded on the event loop."""
+
+
+async def create_embeddings(state: AppState, exchange: Exchange) -> None:
+    """Vectors of the inputs."""
+    arrival = time.monotonic()
+    await state.turns.take()
+    data = await state.read_json(exchange)
+    body = _DECODER.decode(data, state.unknown_fields)
+    model = state.require_model(body.model)
+    state.require_serving()
+    _check(body, state.engine.info.hidden_size)
+    plan = await _plan(state, model, body, arrival)
+    exchange.release_body(state.bodies)
+    exchange.reply_headers.append((b"x-request-id", plan.request_id.encode()))
+    vectors = await serve_pooling(state, exchange, model, plan)
+    await exchange.respond(await _answer(state, model, body, plan, vectors))
+
+
+def _check(body: EmbeddingRequest, hidden_size: int) -> None:
+    for name, value, allowed in (
+        ("encoding_format", body.encoding_format, ENCODING_FORMATS),
+        ("pooling", body.pooling, POOLINGS),
+    ):
+        if value is not None and value not in allowed:
+            raise _error(name, f"{value[:64]!r} is not one of {', '.join(allowed)}")
+    if body.dimensions is not None and body.dimensions > hidden_size:
+        raise _error(
+            "dimensions", f"this model's vectors have {hidden_size}, got {body.dimensions}"
+        )
+
+
+async def _plan(
+    state: AppState, model: ServedModel, body: EmbeddingRequest, arrival: float
+) -> GenerationPlan:
+    parts = split_prompts(body.input, param="input", max_prompts=MAX_INPUTS)
+    max_model_len = state.engine.info.max_model_len
+    pooling = cast("Pooling", body.pooling or model.pooling)
+    return GenerationPlan(
+        request_id=state.create_request_id("embd"),
+        arrival=arrival,
+        prompts=await run_prompt_work(
+            state, sum(map(len, parts)), lambda: _prompts(model, body, parts, max_model_len)
+        ),
+        n=1,
+        sampling=SamplingParams(max_tokens=0, pooling=pooling),
+        priority=body.priority or 0,
+        namespace=body.cache_salt or "",
+    )
+
+
+def _prompts(
+    model: ServedModel,
+    body: EmbeddingRequest,
+    parts: Sequence[str | list[int]],
+    max_model_len: int,
+) -> list[Prompt]:
+    texts = [part for part in parts if isinstance(part, str)]
+    for text in texts:
+        check_length(model, len(text), max_model_len, "input")
+    add_bos = False if body.add_special_tokens is False else None
+    encoded = iter(model.tokenizer.encode_batch(texts, add_bos=add_bos, param="input"))
+    prompts = []
+    for index, part in enumerate(parts):
+        where = f"input[{index}]" if isinstance(body.input, list) else "input"
+        if isinstance(part, str):
+            token_ids = next(encoded)
+        else:
+            token_ids = part
+            check_token_ids(token_ids, model.tokenizer.vocab_size, "input")
+        if not part or not token_ids:
+            raise _error("input", "must not be empty", where)
+        if len(token_ids) > max_model_len:
+            raise InvalidRequestError(
+                f"{where}: has {len(token_ids)} tokens, but this model's maximum context length "
+                f"is {max_model_len} tokens. Shorten the text.",
+                param="input",
+                code="context_length_exceeded",
+            )
+        prompts.append(Prompt(token_ids, "", 0))
+    return prompts
+
+
+def _error(param: str, problem: str, where: str | None = None) -> InvalidRequestError:
+    return InvalidRequestError(f"{where or param}: {problem}.", param=param, code="invalid_value")
+
+
+async def _answer(
+    state: AppState,
+    model: ServedModel,
+    body: EmbeddingRequest,
+    plan: GenerationPlan,
+    vectors: Sequence[bytes],
+) -> bytes:
+    def work() -> bytes:
+        return embedding_response(
+            [unit_vector(vector, body.dimensions) for vector in vectors],
+            is_base64=body.encoding_format == "base64",
+            model=model.name,
+            num_tokens=sum(len(prompt.token_ids) for prompt in plan.prompts),
+        )
+
+    if sum(map(len, vectors)) <= 4 * INLINE_VALUES:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(state.pool, work)
+
+
+ROUTES = (
+    ApiRoute(
+        "POST",
+        "/v1/embeddings",
+        create_embeddings,
+        "Vectors of texts",
+        EmbeddingResponse,
+        request=EmbeddingRequest,
+        errors=(400, 404, 408, 413, 415, 429, 500, 503),
+        is_generation=True,
+    ),
+)
