@@ -97,9 +97,7 @@ def inputs() -> np.ndarray:
     "ggml_type", [GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q8_0, GGMLType.F16,
                   GGMLType.F32], ids=lambda t: t.name
 )  # fmt: skip
-def test_portable_kernel_follows_the_written_arithmetic(
-    ggml_type: GGMLType, is_wide: bool
-) -> None:
+def test_portable_kernel_follows_the_written_arithmetic(ggml_type: GGMLType, is_wide: bool) -> None:
     weight, expected = make(ggml_type, is_wide=is_wide)
     np.testing.assert_array_equal(_native.testing.linear("ref", inputs(), weight), expected)
 
