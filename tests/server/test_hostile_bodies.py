@@ -13,7 +13,14 @@ from caudal.config import ServerConfig
 from caudal.server.state import ServerLimits
 from tests.server.harness import Served, Setup, in_process, on_loopback, open_raw
 
-PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+PATHS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/embeddings",
+    "/render",
+    "/tokenize",
+    "/detokenize",
+)
 JSON = {"content-type": "application/json"}
 
 SURROGATES = [
@@ -256,6 +263,8 @@ async def test_random_bodies_never_cause_a_500() -> None:
             "messages": [{"role": "user", "content": "hi"}],
             "max_tokens": 2,
         },
+        "/v1/embeddings": {"input": "hi"},
+        "/render": {"prompt": "hi"},
         "/tokenize": {"prompt": "hi"},
         "/detokenize": {"tokens": [5, 6]},
     }

@@ -173,6 +173,7 @@ async def test_schema_describes_every_operation_and_limit(app: Served) -> None:
     assert set(schema["paths"]) == {
         "/v1/completions",
         "/v1/chat/completions",
+        "/v1/embeddings",
         "/v1/models",
         "/v1/models/{model_id}",
         "/v1/files",
@@ -181,6 +182,7 @@ async def test_schema_describes_every_operation_and_limit(app: Served) -> None:
         "/v1/batches",
         "/v1/batches/{batch_id}",
         "/v1/batches/{batch_id}/cancel",
+        "/render",
         "/tokenize",
         "/detokenize",
         "/live",

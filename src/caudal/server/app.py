@@ -26,6 +26,7 @@ from caudal.server.routes import (
     files,
     models,
     operations,
+    render,
     tokenization,
 )
 from caudal.server.state import AppState
@@ -38,6 +39,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     *models.ROUTES,
     *tokenization.ROUTES,
     *embeddings.ROUTES,
+    *render.ROUTES,
     *files.ROUTES,
     *batches.ROUTES,
 )
