@@ -27,6 +27,7 @@ from caudal.server.routes import (
     models,
     operations,
     render,
+    responses,
     tokenization,
 )
 from caudal.server.state import AppState
@@ -35,6 +36,7 @@ from caudal.server.version import caudal_version
 ROUTES: tuple[ApiRoute, ...] = (
     *completions.ROUTES,
     *chat.ROUTES,
+    *responses.ROUTES,
     *operations.ROUTES,
     *models.ROUTES,
     *tokenization.ROUTES,
