@@ -109,6 +109,7 @@ class Job:
             record.enter(BatchStatus.CANCELLING, time.time())
             self._stop.set()
             await self._save()
+            return True
         return record.status is BatchStatus.CANCELLING
 
     def snapshot(self) -> BatchRecord:

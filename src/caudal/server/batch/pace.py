@@ -144,11 +144,12 @@ class Slots:
 
     def refresh(self) -> None:
         """Hand out what is free."""
-        while self._waiting:
-            first = min(self._waiting, key=self._rank)
-            service = first.customer.service
-            if not self._has_room(service):
+        while True:
+            ready = [w for w in self._waiting if self._has_room(w.customer.service)]
+            if not ready:
                 return
+            first = min(ready, key=self._rank)
+            service = first.customer.service
             self._waiting.remove(first)
             if first.turn.done():
                 continue

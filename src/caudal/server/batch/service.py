@@ -252,9 +252,12 @@ class BatchService:
                 workers = Workers(DataDirectory(root))
                 try:
                     await workers.open()
-                except ConfigError as error:
-                    await workers.close()
-                    raise UnavailableError(str(error), code="data_dir_unavailable") from None
+                except BaseException as error:
+                    # Also when cancelled half-way: the thread still takes the lock.
+                    await asyncio.shield(workers.close())
+                    if isinstance(error, ConfigError):
+                        raise UnavailableError(str(error), code="data_dir_unavailable") from None
+                    raise
                 self._workers = workers
                 await self._start_all(workers)
         return self._workers
