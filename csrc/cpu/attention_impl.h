@@ -11,7 +11,7 @@ namespace caudal {
 namespace {
 
 constexpr int kMaxHeadDim = 256;
-constexpr int kMaxDirectRows = 2 * kRegisterRows;
+constexpr int kMaxDirectRows = 16;
 
 // A thread's scratch memory for one task.
 struct TileMemory {
@@ -102,7 +102,10 @@ class Tile {
       : args_(args), task_(task), context_(args, task),
         memory_(*reinterpret_cast<TileMemory*>(worker.scratch)), head_dim_(args.kv.head_dim),
         group_(args.num_heads / args.kv.num_kv_heads), num_rows_(task.query_count * group_),
-        num_register_tiles_((num_rows_ + kRegisterRows - 1) / kRegisterRows) {}
+        is_wide_(num_rows_ > kMaxDirectRows) {
+    const int most = max_tile_rows(is_wide_, Cache::kStep == 2);
+    num_register_tiles_ = (num_rows_ + most - 1) / most;
+  }
 
   // `next` is what this thread reads afterwards, or null.
   void run(const AttentionTask* next) {
@@ -113,10 +116,10 @@ class Tile {
     for (int token = begin; token < end; token += kChunkTokens) {
       if (token % kSplitTokens == 0) start_split();
       const Chunk following = next_chunk(token + kChunkTokens, end, next, chunk);
-      if (num_rows_ <= kMaxDirectRows) {
-        process<false>(token, chunk, following);
-      } else {
+      if (is_wide_) {
         process<true>(token, chunk, following);
+      } else {
+        process<false>(token, chunk, following);
       }
       chunk = following;
       const int after = token + kChunkTokens;
@@ -134,6 +137,12 @@ class Tile {
     return args_.out + (token * args_.num_heads + head) * head_dim_;
   }
 
+  // Scaled queries of a row and those after it: floats, or int16.
+  void* query(int row) {
+    return reinterpret_cast<std::byte*>(memory_.query) +
+           int64_t{row} * head_dim_ * static_cast<int64_t>(sizeof(float)) / Cache::kStep;
+  }
+
   int64_t value_offset() const {
     return static_cast<int64_t>(head_dim_) / Cache::kStep * kVectorBytes;
   }
@@ -146,9 +155,9 @@ class Tile {
       const float* q = args_.q + (output(r) - args_.out);
       memory_.rows.visible[r] = first_visible + r / group_;
       if constexpr (Cache::kStep == 1) {
-        scale_query(q, head_dim_, scale, memory_.query + r * head_dim_);
+        scale_query(q, head_dim_, scale, static_cast<float*>(query(r)));
       } else {
-        auto* out = reinterpret_cast<int16_t*>(memory_.query) + r * head_dim_;
+        auto* out = static_cast<int16_t*>(query(r));
         memory_.rows.query_scale[r] = quantize_query(q, head_dim_, scale, out);
       }
     }
@@ -187,6 +196,7 @@ class Tile {
       widen_keys(chunk);
       keys.block[0] = memory_.key_panel;
     }
+    if constexpr (!kIsWide) prefetch_rest(chunk, next, 0);
     for (int tile = 0; tile < num_register_tiles_; ++tile) {
       if constexpr (kIsWide) prefetch_part(next, tile);
       score<kIsWide>(token, tile, keys, scales);
@@ -194,6 +204,8 @@ class Tile {
     if constexpr (kIsWide) {
       widen_values(chunk);
       values.block[0] = memory_.value_panel;
+    } else {
+      prefetch_rest(chunk, next, value_begin);
     }
     for (int tile = 0; tile < num_register_tiles_; ++tile) add_values<kIsWide>(token, tile, values);
   }
@@ -217,6 +229,13 @@ class Tile {
       for (int i = 0; i < num_vectors; ++i) {
         Cache::store_wide(Cache::load(from + i * kVectorBytes), to + i * kWideVectorBytes);
       }
+    }
+  }
+
+  // The kernels prefetch as many blocks as they read; the next chunk can have more.
+  void prefetch_rest(const Chunk& chunk, const Chunk& next, int64_t offset) const {
+    for (int b = chunk.num_blocks; b < next.num_blocks; ++b) {
+      for (int64_t i = 0; i < value_offset(); i += 64) prefetch(next.block[b] + offset + i);
     }
   }
 
@@ -274,17 +293,9 @@ class Tile {
   const int head_dim_;
   const int group_;
   const int num_rows_;
-  const int num_register_tiles_;
+  const bool is_wide_;
+  int num_register_tiles_;
 };
-
-// Calls f with the constant equal to n (1 .. kMax).
-template <int kMax, class F>
-inline void with_constant(int n, const F& f) {
-  if constexpr (kMax > 1) {
-    if (n < kMax) return with_constant<kMax - 1>(n, f);
-  }
-  f.template operator()<kMax>();
-}
 
 template <class Cache>
 template <bool kIsWide>
@@ -294,15 +305,16 @@ void Tile<Cache>::score(int token, int tile, const Source& keys, const ChunkScal
   // Later rows see more.
   const int limit = visible_in_chunk(memory_.rows, row + num_rows - 1, token);
   if (limit <= 0) return;
-  const int num_steps = head_dim_ / Cache::kStep;
-  const Element* q = reinterpret_cast<const Element*>(memory_.query) + int64_t{row} * num_steps;
-  float* scores = memory_.weights + row * kChunkTokens;
-  with_constant<kChunkBlocks>((limit + kBlockSize - 1) / kBlockSize, [&]<int kBlocks>() {
-    with_constant<kRegisterRows>(num_rows, [&]<int kRows>() {
-      score_blocks<Cache, kIsWide, kRows, kBlocks>(keys, num_steps, q, num_steps, scores);
-    });
-    softmax_rows<Cache, kBlocks>(memory_.rows, row, num_rows, token, scales, scores);
+  const ScoreArgs args{query(row), head_dim_ / Cache::kStep, memory_.weights + row * kChunkTokens};
+  const int num_blocks = (limit + kBlockSize - 1) / kBlockSize;
+  with_constant<max_tile_rows(kIsWide, Cache::kStep == 2)>(num_rows, [&]<int kRows>() {
+    score_rows<Cache, kIsWide, kRows>(keys, num_blocks, args);
   });
+  if (num_blocks > kChunkBlocks / 2) {
+    softmax_rows<Cache, kChunkBlocks>(memory_.rows, row, num_rows, token, scales, args.scores);
+  } else {
+    softmax_rows<Cache, kChunkBlocks / 2>(memory_.rows, row, num_rows, token, scales, args.scores);
+  }
 }
 
 template <class Cache>
@@ -318,7 +330,8 @@ void Tile<Cache>::add_values(int token, int tile, const Source& values) {
               memory_.rows.weight_scale + row};
   // Integer weights of unseen tokens are 0, which is exact whatever the cache holds there.
   if constexpr (Cache::kStep == 2) v.last = (limit + 1) / 2;
-  with_constant<kRegisterRows>(num_rows, [&]<int kRows>() { value_rows<Cache, kIsWide, kRows>(v); });
+  with_constant<max_tile_rows(kIsWide, Cache::kStep == 2)>(
+      num_rows, [&]<int kRows>() { value_rows<Cache, kIsWide, kRows>(v); });
   if (Cache::kStep == 2 || common == limit) return;
   // On the diagonal rows differ in their last tokens; an unseen value must not even meet a zero
   // weight, as it could be infinite.

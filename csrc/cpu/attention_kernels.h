@@ -6,7 +6,8 @@
 // Arithmetic, for a row and the chunks of a split in order (m = -inf, l = 0, a = 0 at its start):
 //   s[t] = sum over d in order, by fma, of (q[d] * scale * log2 e) * k[t][d]
 //   m'   = max(m, s[t] of the tokens that the row sees);  c = 2^(m - m');  p[t] = 2^(s[t] - m')
-//   l    = fma(l, c, sum p), summed as 16 lanes ((p0 + p1) + (p2 + p3)), then lane i + 8, 4, 2, 1
+//   l    = fma(l, c, sum p), p summed over the blocks of the chunk by lane t % 16 as
+//          (0 + 1) + (2 + 3), then lane i += lane i + 8, 4, 2, 1
 //   a    = fma over tokens in order of p[t] * v[t], starting from a * c
 // int8: q and w[t] = p[t] * v_scale[t] are rounded to 15 bits with one scale a row (and chunk); the
 // dot products are integers, s[t] = (dot * q_scale) * k_scale[t] and a = fma(dot, w_scale, a * c).
@@ -19,7 +20,7 @@
 namespace caudal {
 namespace {
 
-constexpr int kRegisterRows = 6;
+constexpr int kMaxTileRows = 8;
 constexpr int kChunkBlocks = kChunkTokens / kBlockSize;
 constexpr int kVectorBytes = 32;      // 16 halves or 32 int8 in the cache
 constexpr int kWideVectorBytes = 64;  // the same as floats or int16
@@ -58,6 +59,12 @@ struct Source {
   const std::byte* next[kChunkBlocks];
 };
 
+struct ScoreArgs {
+  const void* query;  // [rows][num_steps] elements
+  int num_steps;      // dimensions, or pairs of them
+  float* scores;      // int32 for int8
+};
+
 // Weights of a row are kChunkTokens floats apart, also where they are int16 pairs.
 struct ValueArgs {
   const Source* source;
@@ -73,11 +80,20 @@ struct ValueArgs {
 // scores[r][16 b + t], r < kRows, of kBlocks blocks from `first` on; rows of q and of scores are
 // q_stride and kChunkTokens elements apart.
 template <class Cache, bool kIsWide, int kRows, int kBlocks>
-inline void score_tile(const Source& keys, int first, int num_steps,
-                       const typename Cache::Element* q, int64_t q_stride, void* scores) {
+void score_tile(const Source& keys, int first, const ScoreArgs& args) {
   using Vector = typename Cache::Vector;
+  using Element = typename Cache::Element;
+  constexpr int kStride = kIsWide ? kWideVectorBytes * kChunkBlocks : kVectorBytes;
+  const auto* q = static_cast<const Element*>(args.query);
+  const std::byte* block[kBlocks];
+  const std::byte* next[kBlocks];
+#pragma GCC unroll 4
+  for (int b = 0; b < kBlocks; ++b) {
+    block[b] = kIsWide ? keys.block[0] + kWideVectorBytes * (first + b) : keys.block[first + b];
+    next[b] = keys.next[first + b];
+  }
   Vector sum[kRows][kBlocks];
-#pragma GCC unroll 6
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) sum[r][b] = Vector::zero();
@@ -86,42 +102,57 @@ inline void score_tile(const Source& keys, int first, int num_steps,
     Vector k[kBlocks];
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) {
-      k[b] = kIsWide ? Cache::load_wide(keys.block[0] + kWideVectorBytes * (s * kChunkBlocks + first + b))
-                     : Cache::load(keys.block[first + b] + kVectorBytes * s);
+      const std::byte* p = block[kIsWide ? 0 : b] + kStride * s + (kIsWide ? kWideVectorBytes * b : 0);
+      k[b] = kIsWide ? Cache::load_wide(p) : Cache::load(p);
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const Vector x = Vector::set1(q[r * q_stride + s]);
+      const Vector x = Vector::set1(q[r * args.num_steps + s]);
 #pragma GCC unroll 4
       for (int b = 0; b < kBlocks; ++b) sum[r][b] = Cache::multiply_add(x, k[b], sum[r][b]);
     }
   };
-  for (int64_t s = 0; s < num_steps; s += 2) {
+  for (int64_t s = 0; s < args.num_steps; s += 2) {
     if constexpr (!kIsWide) {
 #pragma GCC unroll 4
-      for (int b = 0; b < kBlocks; ++b) prefetch(keys.next[first + b] + kVectorBytes * s);
+      for (int b = 0; b < kBlocks; ++b) prefetch(next[b] + kVectorBytes * s);
     }
     step(s);
     step(s + 1);
   }
-  auto* out = static_cast<typename Cache::Element*>(scores) + kLanes * first;
-#pragma GCC unroll 6
+  auto* out = reinterpret_cast<Element*>(args.scores) + kLanes * first;
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) sum[r][b].store(out + r * kChunkTokens + kLanes * b);
   }
 }
 
-// The same for any number of blocks: as many at once as the registers hold.
-template <class Cache, bool kIsWide, int kRows, int kBlocks, int kFirst = 0>
-void score_blocks(const Source& keys, int num_steps, const typename Cache::Element* q,
-                  int64_t q_stride, void* scores) {
-  constexpr int kLeft = kBlocks - kFirst;
-  constexpr int kCount = kLeft < tile_width(kRows) ? kLeft : tile_width(kRows);
-  score_tile<Cache, kIsWide, kRows, kCount>(keys, kFirst, num_steps, q, q_stride, scores);
-  if constexpr (kCount < kLeft) {
-    score_blocks<Cache, kIsWide, kRows, kBlocks, kFirst + kCount>(keys, num_steps, q, q_stride, scores);
+// Calls f with the constant equal to n (1 .. kMax).
+template <int kMax, class F>
+inline void with_constant(int n, const F& f) {
+  if constexpr (kMax > 1) {
+    if (n < kMax) return with_constant<kMax - 1>(n, f);
   }
+  f.template operator()<kMax>();
+}
+
+// Calls f<width>(begin) for passes over n items, at most kMax wide and about equally wide.
+template <int kMax, class F>
+inline void for_each_pass(int n, const F& f) {
+  const int num_passes = (n + kMax - 1) / kMax;
+  for (int pass = 0; pass < num_passes; ++pass) {
+    const int begin = n * pass / num_passes;
+    with_constant<kMax>(n * (pass + 1) / num_passes - begin,
+                        [&]<int kWidth>() { f.template operator()<kWidth>(begin); });
+  }
+}
+
+template <class Cache, bool kIsWide, int kRows>
+void score_rows(const Source& keys, int num_blocks, const ScoreArgs& args) {
+  for_each_pass<tile_width(kRows)>(num_blocks, [&]<int kBlocks>(int first) {
+    score_tile<Cache, kIsWide, kRows, kBlocks>(keys, first, args);
+  });
 }
 
 // acc[r] = acc[r] * correction[r] + sum over tokens of weight[r][t] * v[t], for kVectors x 16 columns
@@ -136,7 +167,7 @@ void value_tile(const ValueArgs& args, int column) {
   const int64_t offset = static_cast<int64_t>(column / kLanes) * kBytes;
   const Element* weights = static_cast<const Element*>(args.weights);
   Vector sum[kRows][kVectors];
-#pragma GCC unroll 6
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int c = 0; c < kVectors; ++c) {
@@ -164,7 +195,7 @@ void value_tile(const ValueArgs& args, int column) {
       for (int c = 0; c < kVectors; ++c) {
         x[c] = kIsWide ? Cache::load_wide(v + kBytes * c) : Cache::load(v + kBytes * c);
       }
-#pragma GCC unroll 6
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         const Vector w = Vector::set1(weights[r * kChunkTokens + s]);
 #pragma GCC unroll 4
@@ -172,7 +203,7 @@ void value_tile(const ValueArgs& args, int column) {
       }
     }
   }
-#pragma GCC unroll 6
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int c = 0; c < kVectors; ++c) {
@@ -187,25 +218,11 @@ void value_tile(const ValueArgs& args, int column) {
   }
 }
 
-// All columns, in passes as wide as the registers allow and about equally wide.
 template <class Cache, bool kIsWide, int kRows>
 void value_rows(const ValueArgs& args) {
-  constexpr int kMax = tile_width(kRows);
-  const int num_vectors = args.head_dim / kLanes;
-  const int num_passes = (num_vectors + kMax - 1) / kMax;
-  for (int pass = 0; pass < num_passes; ++pass) {
-    const int begin = num_vectors * pass / num_passes;
-    const int width = num_vectors * (pass + 1) / num_passes - begin;
-    const int column = begin * kLanes;
-    if (width == 1) value_tile<Cache, kIsWide, kRows, 1>(args, column);
-    if constexpr (kMax >= 2) {
-      if (width == 2) value_tile<Cache, kIsWide, kRows, 2>(args, column);
-    }
-    if constexpr (kMax >= 4) {
-      if (width == 3) value_tile<Cache, kIsWide, kRows, 3>(args, column);
-      if (width == 4) value_tile<Cache, kIsWide, kRows, 4>(args, column);
-    }
-  }
+  for_each_pass<tile_width(kRows)>(args.head_dim / kLanes, [&]<int kVectors>(int first) {
+    value_tile<Cache, kIsWide, kRows, kVectors>(args, first * kLanes);
+  });
 }
 
 // What a row carries from chunk to chunk, and what the softmax tells the values.
@@ -231,85 +248,100 @@ struct ChunkScales {
   const float* value[kChunkBlocks];
 };
 
+// f over all of x in the order ((0, 1), (2, 3)).
+template <int kCount, class F>
+inline F32 combine(const F32* x, const F& f) {
+  if constexpr (kCount == 1) {
+    return x[0];
+  } else {
+    return f(combine<kCount / 2>(x, f), combine<kCount / 2>(x + kCount / 2, f));
+  }
+}
+
 // Turns a row's dot products into scores, -inf for tokens at or above `limit`; returns the maximum.
-template <class Cache, int kBlocks>
+template <class Cache, int kVectors>
 inline float finish_scores(float* scores, const ChunkScales& scales, float query_scale, int limit) {
-  const bool is_cut = limit < kLanes * kBlocks;
-  F32 largest = F32::set1(-kInfinity);
+  F32 x[kVectors];
 #pragma GCC unroll 4
-  for (int b = 0; b < kBlocks; ++b) {
-    F32 x;
+  for (int b = 0; b < kVectors; ++b) {
     if constexpr (Cache::kStep == 1) {
-      x = F32::load(scores + kLanes * b);
+      x[b] = F32::load(scores + kLanes * b);
     } else {
       const F32 dot = I32::load(reinterpret_cast<const int32_t*>(scores) + kLanes * b).to_float();
-      x = (dot * F32::set1(query_scale)) * F32::load(scales.key[b]);
+      x[b] = (dot * F32::set1(query_scale)) * F32::load(scales.key[b]);
     }
-    if (is_cut) {
+  }
+  const bool is_cut = limit < kLanes * kVectors;
+  if (is_cut) {
+#pragma GCC unroll 4
+    for (int b = 0; b < kVectors; ++b) {
       const int count = max_int(0, min_int(kLanes, limit - kLanes * b));
-      x = F32::keep_first(x, count, F32::set1(-kInfinity));
+      x[b] = F32::keep_first(x[b], count, F32::set1(-kInfinity));
     }
-    if (is_cut || Cache::kStep == 2) x.store(scores + kLanes * b);
-    largest = F32::max(largest, x);
   }
-  return largest.max_lane();
+  if (is_cut || Cache::kStep == 2) {
+#pragma GCC unroll 4
+    for (int b = 0; b < kVectors; ++b) x[b].store(scores + kLanes * b);
+  }
+  return combine<kVectors>(x, [](F32 a, F32 b) { return F32::max(a, b); }).max_lane();
 }
 
-// Turns a row's scores into p[t]; returns their sum.
-template <int kBlocks>
-inline float exponentials(float* scores, float max) {
-  F32 p[kBlocks];
-#pragma GCC unroll 4
-  for (int b = 0; b < kBlocks; ++b) {
-    p[b] = exp2_approx(F32::load(scores + kLanes * b) - F32::set1(max));
-    p[b].store(scores + kLanes * b);
-  }
-  F32 sum = p[0];
-  if constexpr (kBlocks == 2) sum = p[0] + p[1];
-  if constexpr (kBlocks == 3) sum = (p[0] + p[1]) + p[2];
-  if constexpr (kBlocks == 4) sum = (p[0] + p[1]) + (p[2] + p[3]);
-  return sum.sum_lanes();
-}
+struct WeightSums {
+  float sum;      // of p
+  float largest;  // int8: of p * v_scale
+};
 
-// int8: p[t] -> p[t] * v_scale[t], 0 from `limit` on; returns the largest.
-template <int kBlocks>
-inline float scale_weights(float* weights, const ChunkScales& scales, int limit) {
-  F32 largest = F32::zero();
+// Turns a row's scores into p, or p * v_scale for int8.
+template <class Cache, int kVectors>
+inline WeightSums make_weights(float* scores, const ChunkScales& scales, float max, int limit) {
+  F32 x[kVectors];
 #pragma GCC unroll 4
-  for (int b = 0; b < kBlocks; ++b) {
-    F32 w = F32::load(weights + kLanes * b) * F32::load(scales.value[b]);
-    const int count = max_int(0, min_int(kLanes, limit - kLanes * b));
-    if (count < kLanes) w = F32::keep_first(w, count, F32::zero());
-    w.store(weights + kLanes * b);
-    largest = F32::max_bits(largest, w);
+  for (int b = 0; b < kVectors; ++b) {
+    x[b] = exp2_approx(F32::load(scores + kLanes * b) - F32::set1(max));
   }
-  return largest.max_lane_bits();
+  WeightSums sums{};
+  sums.sum = combine<kVectors>(x, [](F32 a, F32 b) { return a + b; }).sum_lanes();
+  if constexpr (Cache::kStep == 2) {
+#pragma GCC unroll 4
+    for (int b = 0; b < kVectors; ++b) {
+      x[b] = x[b] * F32::load(scales.value[b]);
+      // The scale of a slot without a token can be anything, NaN too.
+      const int count = max_int(0, min_int(kLanes, limit - kLanes * b));
+      if (count < kLanes) x[b] = F32::keep_first(x[b], count, F32::zero());
+    }
+    const auto larger = [](F32 a, F32 b) { return F32::max_bits(a, b); };
+    sums.largest = combine<kVectors>(x, larger).max_lane_bits();
+  }
+#pragma GCC unroll 4
+  for (int b = 0; b < kVectors; ++b) x[b].store(scores + kLanes * b);
+  return sums;
 }
 
 // int8: the rows' weights as int16 pairs in place of the floats.
-template <int kBlocks>
+template <int kVectors>
 inline void quantize_weights(float* weights, int num_rows, const float* largest, float* scale) {
   alignas(64) float inverse[kLanes];
+  alignas(64) float new_scale[kLanes];
   const F32 top = F32::load(largest);
   const F32 least = F32::set1(kQuantMin);
   F32::zero_if_less(top, least, F32::set1(kQuantMax15) / top).store(inverse);
-  alignas(64) float new_scale[kLanes];
   F32::zero_if_less(top, least, top * F32::set1(1.0f / kQuantMax15)).store(new_scale);
   for (int r = 0; r < num_rows; ++r) {
     float* row = weights + r * kChunkTokens;
     scale[r] = new_scale[r];
     const F32 factor = F32::set1(inverse[r]);
 #pragma GCC unroll 4
-    for (int b = 0; b < kBlocks; ++b) {
+    for (int b = 0; b < kVectors; ++b) {
       const F32 w = F32::load(row + kLanes * b) * factor;
       store_int16(w, reinterpret_cast<int16_t*>(row) + kLanes * b);
     }
   }
 }
 
-// Online softmax of up to kRegisterRows rows from `row` on against the chunk starting at `begin`;
-// scores become weights. Rows that see nothing of the chunk keep their state (correction 1).
-template <class Cache, int kBlocks>
+// Online softmax of up to kMaxTileRows rows from `row` on against the chunk starting at `begin`, of
+// which kVectors blocks are looked at; scores become weights. Rows that see nothing of the chunk
+// keep their state (correction 1) and get int8 weights 0.
+template <class Cache, int kVectors>
 void softmax_rows(RowState& rows, int row, int num_rows, int begin, const ChunkScales& scales,
                   float* scores) {
   alignas(64) float old_max[kLanes] = {};
@@ -320,17 +352,21 @@ void softmax_rows(RowState& rows, int row, int num_rows, int begin, const ChunkS
   for (int r = 0; r < num_rows; ++r) {
     const int limit = visible_in_chunk(rows, row + r, begin);
     if (limit <= 0) continue;
-    const float m = finish_scores<Cache, kBlocks>(scores + r * kChunkTokens, scales,
-                                                  rows.query_scale[row + r], limit);
+    const float m = finish_scores<Cache, kVectors>(scores + r * kChunkTokens, scales,
+                                                   rows.query_scale[row + r], limit);
     old_max[r] = rows.max[row + r];
-    new_max[r] = old_max[r] > m ? old_max[r] : m;
-    rows.max[row + r] = new_max[r];
+    new_max[r] = rows.max[row + r] = old_max[r] > m ? old_max[r] : m;
   }
   for (int r = 0; r < num_rows; ++r) {
     float* p = scores + r * kChunkTokens;
     const int limit = visible_in_chunk(rows, row + r, begin);
-    if (limit > 0) sum[r] = exponentials<kBlocks>(p, new_max[r]);
-    if constexpr (Cache::kStep == 2) largest[r] = scale_weights<kBlocks>(p, scales, limit);
+    if (limit > 0) {
+      const WeightSums sums = make_weights<Cache, kVectors>(p, scales, new_max[r], limit);
+      sum[r] = sums.sum;
+      largest[r] = sums.largest;
+    } else if (Cache::kStep == 2) {
+      __builtin_memset(p, 0, kVectors * kLanes * sizeof(float));
+    }
   }
   exp2_approx(F32::load(old_max) - F32::load(new_max)).store(correction);
   for (int r = 0; r < num_rows; ++r) {
@@ -338,7 +374,7 @@ void softmax_rows(RowState& rows, int row, int num_rows, int begin, const ChunkS
     rows.sum[row + r] = __builtin_fmaf(rows.sum[row + r], correction[r], sum[r]);
   }
   if constexpr (Cache::kStep == 2) {
-    quantize_weights<kBlocks>(scores, num_rows, largest, rows.weight_scale + row);
+    quantize_weights<kVectors>(scores, num_rows, largest, rows.weight_scale + row);
   }
 }
 

@@ -6,7 +6,7 @@
 namespace caudal {
 namespace {
 
-// A task's cost is its chunks of keys x (rows + kLoadRows): reading a chunk from memory takes as
+// A task's cost is its blocks of keys x (rows + kLoadRows): reading a block from memory takes as
 // long as computing it for about this many rows.
 constexpr int64_t kLoadRows = 12;
 // Tasks per thread that keep the threads balanced when they claim the largest first.
@@ -19,7 +19,7 @@ constexpr int kRegisterRows = 6;
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t task_cost(int64_t tokens, int64_t rows) {
-  return ceil_div(tokens, kChunkTokens) * (rows + kLoadRows);
+  return ceil_div(tokens, kBlockSize) * (rows + kLoadRows);
 }
 
 struct Sequence {
@@ -83,9 +83,9 @@ class Builder {
   // Queries per tile: as many as fit, fewer if the tasks would become too few.
   int tile_queries(const Sequence& seq) const {
     const int64_t most = std::max(1, kMaxTaskRows / group_);
-    const int64_t chunks = ceil_div(std::max(1, seq.context), kChunkTokens);
+    const int64_t blocks = ceil_div(std::max(1, seq.context), kBlockSize);
     const int64_t least = std::min(most, ceil_div(kMinTileRows, group_));
-    const int64_t wanted = std::clamp((target_ / chunks - kLoadRows) / group_, least, most);
+    const int64_t wanted = std::clamp((target_ / blocks - kLoadRows) / group_, least, most);
     const int64_t tiles = ceil_div(seq.num_queries, wanted);
     const int64_t even = ceil_div(seq.num_queries, tiles);
     // Whole register tiles where that costs no further tile.

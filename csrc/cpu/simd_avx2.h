@@ -13,7 +13,9 @@ namespace {
 
 constexpr int kLanes = 16;
 
-// Vectors per row of a register tile of `rows` rows (at most 6), so that the sums stay in registers.
+// Attention keeps a tile of sums in registers: at most so many rows (for keys and values straight
+// from the cache, and for widened ones), and so many vectors per row of a tile of `rows` rows.
+constexpr int max_tile_rows(bool, bool) { return 6; }
 constexpr int tile_width(int rows) { return rows <= 3 ? 2 : 1; }
 
 // Per mask of 8 lanes the numbers of those that are set, a byte each.

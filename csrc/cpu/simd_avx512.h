@@ -16,8 +16,10 @@ namespace {
 
 constexpr int kLanes = 16;
 
-// Vectors per row of a register tile of `rows` rows (at most 6), so that the sums stay in registers.
-constexpr int tile_width(int) { return 4; }
+// Attention keeps a tile of sums in registers: at most so many rows (for keys and values straight
+// from the cache, and for widened ones), and so many vectors per row of a tile of `rows` rows.
+constexpr int max_tile_rows(bool is_wide, bool is_int8) { return is_wide && !is_int8 ? 6 : 8; }
+constexpr int tile_width(int rows) { return rows <= 6 ? 4 : 3; }
 
 struct F32 {
   __m512 v;
