@@ -175,6 +175,8 @@ async def test_schema_describes_every_operation_and_limit(app: Served) -> None:
         "/v1/chat/completions",
         "/v1/embeddings",
         "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/v1/models",
         "/v1/models/{model_id}",
         "/v1/files",

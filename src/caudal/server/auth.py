@@ -34,7 +34,7 @@ class ApiKeyGuard:
 
     async def refuse(self, exchange: Exchange) -> None:
         """Answer 401."""
-        message = "An API key is needed: Authorization: Bearer KEY."
+        message = "An API key is needed: Authorization: Bearer KEY, or x-api-key: KEY."
         if any(_keys(exchange.scope)):
             message = "Wrong API key."
         await exchange.respond_error(AuthenticationError(message, code="invalid_api_key"))

@@ -62,7 +62,7 @@ async def plan_chat(
     return GenerationPlan(
         request_id=state.create_request_id(id_prefix),
         arrival=arrival,
-        prompts=[await chat_prompt(state, model, body, max_tokens)],
+        prompts=[await _prompt(state, model, body, max_tokens)],
         n=body.n or 1,
         sampling=sampling,
         text=text_rules(body),
@@ -97,10 +97,13 @@ def _num_logprobs(body: ChatCompletionRequest) -> int | None:
     return None
 
 
-async def chat_prompt(
-    state: AppState, model: ServedModel, body: ChatCompletionRequest, max_tokens: int | None
-) -> Prompt:
-    """The rendered conversation; raises as `plan_chat` does."""
+async def encode_conversation(
+    state: AppState, model: ServedModel, body: ChatCompletionRequest
+) -> EncodedChat:
+    """The rendered conversation of `body`, of whatever length.
+
+    Raises InvalidRequestError naming the field, or for a length that is absurd.
+    """
     max_model_len = state.engine.info.max_model_len
     messages = template_messages(
         body.messages, normalize_headers=state.config.normalize_client_headers
@@ -119,7 +122,14 @@ async def chat_prompt(
         )
 
     num_chars = sum(len(message["content"]) for message in messages)
-    text, token_ids = await run_prompt_work(state, num_chars, work)
+    return await run_prompt_work(state, num_chars, work)
+
+
+async def _prompt(
+    state: AppState, model: ServedModel, body: ChatCompletionRequest, max_tokens: int | None
+) -> Prompt:
+    text, token_ids = await encode_conversation(state, model, body)
+    max_model_len = state.engine.info.max_model_len
     try:
         fitted = fit_max_tokens(max_tokens, None, len(token_ids), max_model_len)
     except ContextLengthError as error:

@@ -1,0 +1,122 @@
+"""`/v1/messages`, in Anthropic's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from caudal.server.protocol.chat import MAX_MESSAGES
+from caudal.server.protocol.common import INT32_MAX, StopStrings
+from caudal.server.protocol.unsupported import Neutral
+
+TURN_ROLES = ("user", "assistant")
+
+MESSAGES_UNSUPPORTED: Mapping[str, Neutral] = MappingProxyType(
+    {
+        "tools": (None, []),
+        "tool_choice": (None, {"type": "auto"}, {"type": "none"}),
+        "thinking": (None, {"type": "disabled"}, {"type": "adaptive"}),
+        "output_config": (None, {}),
+        "output_format": (None,),
+        "container": (None,),
+        "mcp_servers": (None, []),
+        "context_management": (None, {}),
+        "service_tier": (None, "auto", "standard_only"),
+        "speed": (None, "standard"),
+    }
+)
+
+
+class TextBlockParam(msgspec.Struct, frozen=True):
+    """A block of a message or of the system prompt; only text is accepted."""
+
+    type: Annotated[str, Meta(extra_json_schema={"enum": ["text"]})]
+    text: str | None = None
+
+
+class MessageParam(msgspec.Struct, frozen=True):
+    """One turn; neighbours of one role are one turn. A last turn of the assistant is continued."""
+
+    role: Annotated[str, Meta(extra_json_schema={"enum": list(TURN_ROLES)})]
+    content: str | list[TextBlockParam]
+
+
+class MessageMetadata(msgspec.Struct, frozen=True):
+    """Labels without effect."""
+
+    user_id: Annotated[str, Meta(max_length=256)] | None = None
+
+
+class CountTokensRequest(msgspec.Struct, kw_only=True):
+    """The part of a messages request that makes the prompt."""
+
+    messages: Annotated[list[MessageParam], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    model: Annotated[str, Meta(max_length=1024)] | None = None
+    system: str | list[TextBlockParam] | None = None
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    """Answer a conversation; null means the default."""
+
+    max_tokens: Annotated[int, Meta(ge=1, le=INT32_MAX)]
+    """Clamped to what fits the context."""
+    metadata: MessageMetadata | None = None
+    stop_sequences: StopStrings | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+
+
+class TextBlock(msgspec.Struct, frozen=True):
+    """The text of an answer."""
+
+    type: str
+    text: str
+
+
+class MessageUsage(msgspec.Struct, frozen=True):
+    """Token counts; the input is the sum of its three."""
+
+    input_tokens: int
+    """Of the prompt, those that were not cached."""
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessageResponse(msgspec.Struct, kw_only=True):
+    """An answer, whole or before its first token."""
+
+    id: str
+    type: str = "message"
+    role: str = "assistant"
+    model: str
+    content: list[TextBlock] = []
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    usage: MessageUsage
+
+
+class CountTokensResponse(msgspec.Struct, frozen=True):
+    """Tokens of the prompt."""
+
+    input_tokens: int
+
+
+class MessageErrorBody(msgspec.Struct, frozen=True):
+    """What went wrong, for people and for programs."""
+
+    type: str
+    message: str
+
+
+class MessageErrorResponse(msgspec.Struct, frozen=True):
+    """Every error of these endpoints, and the error event."""
+
+    error: MessageErrorBody
+    type: str = "error"
