@@ -11,6 +11,7 @@ namespace caudal::avx512vnni {
 void quantize_tokens(const LinearArgs&, const PanelSet& panels, int64_t token, int64_t count);
 
 void tile_w4(const TileArgs&);
+void tile_w4_wide(const TileArgs&);
 void tile_w8(const TileArgs&);
 void tile_f16(const TileArgs&);
 void tile_f32(const TileArgs&);

@@ -1,4 +1,4 @@
-// w4 x int8 or 12 bits: 16 rows a register, a whole block of weights unpacked once for all tokens of the tile.
+// w4 x int8: 16 rows a register, a whole block of weights unpacked once for all tokens of the tile.
 #include "linear_kernels.h"
 
 namespace caudal::avx512vnni {
@@ -18,12 +18,10 @@ inline void unpack(const std::byte* block, __m512i* w) {
   }
 }
 
-// Adds one block to the sums of tokens kFirst .. kFirst + kCount - 1 of kTokens. Wide panels hold the
-// high parts of a token's 32 values, then the low 4 bits.
-template <int kTokens, int kFirst, int kCount, bool kWide>
+// Adds one block to the sums of tokens kFirst .. kFirst + kCount - 1 of kTokens.
+template <int kTokens, int kFirst, int kCount>
 inline void add_tokens(const __m512i* w, __m512 scale, __m512 minimum, const std::byte* panel,
                        __m512* acc) {
-  constexpr int kValueBytes = kWide ? 64 : 32;
   __m512i dot[kCount];
 #pragma GCC unroll 4
   for (int t = 0; t < kCount; ++t) dot[t] = _mm512_setzero_si512();
@@ -31,37 +29,27 @@ inline void add_tokens(const __m512i* w, __m512 scale, __m512 minimum, const std
   for (int i = 0; i < 8; ++i) {
 #pragma GCC unroll 4
     for (int t = 0; t < kCount; ++t)
-      dot[t] = dot_quad(dot[t], w[i], panel + kValueBytes * (kFirst + t) + 4 * i);
-  }
-  if constexpr (kWide) {
-#pragma GCC unroll 4
-    for (int t = 0; t < kCount; ++t) dot[t] = _mm512_slli_epi32(dot[t], 4);
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-#pragma GCC unroll 4
-      for (int t = 0; t < kCount; ++t)
-        dot[t] = dot_quad(dot[t], w[i], panel + kValueBytes * (kFirst + t) + 32 + 4 * i);
-    }
+      dot[t] = dot_quad(dot[t], w[i], panel + 32 * (kFirst + t) + 4 * i);
   }
 #pragma GCC unroll 4
   for (int t = 0; t < kCount; ++t) {
-    const std::byte* d = panel + kValueBytes * kTokens + 4 * (kFirst + t);
+    const std::byte* d = panel + 32 * kTokens + 4 * (kFirst + t);
     const __m512 factor = _mm512_mul_ps(scale, broadcast(d));
     acc[kFirst + t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[t]), factor, acc[kFirst + t]);
     acc[kFirst + t] = _mm512_fmadd_ps(minimum, broadcast(d + 4 * kTokens), acc[kFirst + t]);
   }
 }
 
-template <int kTokens, int kFirst, bool kWide>
+template <int kTokens, int kFirst>
 inline void add_block(const __m512i* w, __m512 scale, __m512 minimum, const std::byte* panel,
                       __m512* acc) {
   constexpr int kCount = kTokens - kFirst < 4 ? kTokens - kFirst : 4;
-  add_tokens<kTokens, kFirst, kCount, kWide>(w, scale, minimum, panel, acc);
+  add_tokens<kTokens, kFirst, kCount>(w, scale, minimum, panel, acc);
   if constexpr (kFirst + kCount < kTokens)
-    add_block<kTokens, kFirst + kCount, kWide>(w, scale, minimum, panel, acc);
+    add_block<kTokens, kFirst + kCount>(w, scale, minimum, panel, acc);
 }
 
-template <int kTokens, bool kWide>
+template <int kTokens>
 void run_groups(const TileArgs& args) {
   const std::byte* block = args.weights;
   for (int64_t g = 0; g < args.num_groups; ++g) {
@@ -75,9 +63,9 @@ void run_groups(const TileArgs& args) {
       unpack(block, w);
       const __m512 scale = load_halves(block + 256);
       const __m512 minimum = load_halves(block + 288);
-      add_block<kTokens, 0, kWide>(w, scale, minimum, panel, acc);
+      add_block<kTokens, 0>(w, scale, minimum, panel, acc);
       block += kBytes;
-      panel += kPanelBytes[kWide ? kInt12Panel : kInt8Panel] * kTokens;
+      panel += 40 * kTokens;
     }
 #pragma GCC unroll 16
     for (int t = 0; t < kTokens; ++t) store_rows(args, g, t, acc[t]);
@@ -85,18 +73,17 @@ void run_groups(const TileArgs& args) {
 }
 
 using RunGroups = void (*)(const TileArgs&);
-template <bool kWide>
 constexpr RunGroups kRunGroups[kMaxTileTokens] = {
-    run_groups<1, kWide>,  run_groups<2, kWide>,  run_groups<3, kWide>,  run_groups<4, kWide>,
-    run_groups<5, kWide>,  run_groups<6, kWide>,  run_groups<7, kWide>,  run_groups<8, kWide>,
-    run_groups<9, kWide>,  run_groups<10, kWide>, run_groups<11, kWide>, run_groups<12, kWide>,
-    run_groups<13, kWide>, run_groups<14, kWide>, run_groups<15, kWide>, run_groups<16, kWide>,
+    run_groups<1>,  run_groups<2>,  run_groups<3>,  run_groups<4>, run_groups<5>,  run_groups<6>,
+    run_groups<7>,  run_groups<8>,  run_groups<9>,  run_groups<10>, run_groups<11>, run_groups<12>,
+    run_groups<13>, run_groups<14>, run_groups<15>, run_groups<16>,
 };
 
 }  // namespace
 
 void tile_w4(const TileArgs& args) {
-  (args.is_wide ? kRunGroups<true> : kRunGroups<false>)[args.num_tokens - 1](args);
+  if (args.is_wide) return tile_w4_wide(args);
+  kRunGroups[args.num_tokens - 1](args);
 }
 
 }  // namespace caudal::avx512vnni
