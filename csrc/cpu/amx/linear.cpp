@@ -16,9 +16,9 @@ struct Isa {
   static void run_task(WeightFormat format, const TileArgs* tiles, int num_tiles,
                        const Workspace& workspace) {
     // With fewer tokens the vector unit alone is as fast.
-    constexpr int kMinTokens = 10;
-    if (format == WeightFormat::kW4 && tiles[0].num_tokens >= kMinTokens &&
-        w4_workspace_bytes(tiles[0].num_blocks) <= workspace.bytes) {
+    const int min_tokens = tiles[0].is_wide ? 4 : 8;
+    if (format == WeightFormat::kW4 && tiles[0].num_tokens >= min_tokens &&
+        w4_workspace_bytes() <= workspace.bytes) {
       return run_w4(tiles, num_tiles, workspace.data);
     }
     for (int i = 0; i < num_tiles; ++i) avx512vnni::run_tile(format, tiles[i]);

@@ -5,7 +5,7 @@
 
 namespace caudal::amx {
 
-int64_t w4_workspace_bytes(int64_t num_blocks);
+int64_t w4_workspace_bytes();
 // The tiles share the weights.
 void run_w4(const TileArgs* tiles, int num_tiles, std::byte* workspace);
 

@@ -2,7 +2,9 @@
 // bits the high parts meet the weights times 16 and the low parts the weights, in the same tile.
 //
 // The int32 products of a block are stored and scaled in vector registers, in the order of
-// numerics.h. The tile unit works on the next blocks meanwhile.
+// numerics.h, while the tile unit works on the next block. A few blocks of a group are unpacked at a
+// time and meet all tiles; the float sums of each tile wait in memory between such chunks. All that
+// is used again stays within half of L1, as the other hardware thread of the core may need the rest.
 #include "linear_kernels.h"
 
 namespace caudal::amx {
@@ -15,8 +17,10 @@ using avx512vnni::store_rows;
 
 constexpr int kBytes = static_cast<int>(kWeightBytes[static_cast<int>(WeightFormat::kW4)]);
 constexpr int kSlotValues = kMaxTileTokens * kRowsPerGroup;
-constexpr int kSlots = 4;  // blocks whose products are in memory at once
+constexpr int kSlots = 2;  // blocks whose products are in memory at once
 constexpr int kDotBytes = kSlots * kSlotValues * static_cast<int>(sizeof(int32_t));
+constexpr int kChunk = 6;  // blocks unpacked at a time
+constexpr int kSumBytes = kTilesPerTask * kSlotValues * static_cast<int>(sizeof(float));
 constexpr int kHalfBytes = kRowsPerGroup * kBlockCols;  // a block's weights, once
 
 // Bytes of a token's values of a block, and of the unpacked weights of a block.
@@ -62,13 +66,13 @@ inline void multiply(const std::byte* activations, const std::byte* weights, int
       : "memory");
 }
 
-// A group's blocks as bytes: [k / 4][16 rows][4]; wide ones 16 times the weights, then the weights.
+// Blocks as bytes: [k / 4][16 rows][4]; wide ones 16 times the weights, then the weights.
 template <bool kWide>
 void unpack(const std::byte* block, int64_t num_blocks, std::byte* out) {
   constexpr int kOnce = kWide ? kHalfBytes : 0;
   const __m512i nibble = _mm512_set1_epi8(15);
   for (int64_t b = 0; b < num_blocks; ++b) {
-    prefetch(block + 8 * kBytes, kBytes);
+    prefetch(block + 2 * kChunk * kBytes, kBytes);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       const __m512i raw = _mm512_loadu_si512(block + 64 * i);
@@ -100,48 +104,61 @@ inline void scale_block(const int32_t* dots, const std::byte* block, const std::
   }
 }
 
+// Some blocks of one group; `sums` of a tile are [tokens][16 rows], kept between its chunks.
+struct Chunk {
+  int64_t group;
+  int64_t first;  // block
+  int64_t count;
+  const std::byte* unpacked;
+  int32_t* dots;
+};
+
 template <int kTokens, bool kWide>
-void run_group(const TileArgs& args, int64_t group, const std::byte* unpacked, int32_t* dots) {
+void run_chunk(const TileArgs& args, const Chunk& chunk, float* sums) {
   constexpr int64_t kPanelBlock = kPanelBytes[kWide ? kInt12Panel : kInt8Panel] * kTokens;
-  constexpr int kSlotMask = kSlots * kSlotValues - 1;
-  const std::byte* block = args.weights + group * args.num_blocks * kBytes;
-  const std::byte* panel = args.panel;
+  const std::byte* block = args.weights + (chunk.group * args.num_blocks + chunk.first) * kBytes;
+  const std::byte* panel = args.panel + chunk.first * kPanelBlock;
+  const std::byte* unpacked = chunk.unpacked;
+  int32_t* const dots = chunk.dots;
   __m512 acc[kTokens];
 #pragma GCC unroll 16
-  for (int t = 0; t < kTokens; ++t) acc[t] = _mm512_setzero_ps();
-  const std::byte* next_panel = panel;
-  int next_slot = 0;
-  int64_t next = 0;
-  for (int64_t b = 1 - kSlots; b < args.num_blocks; ++b) {
-    if (next < args.num_blocks) {
-      multiply<kWide>(next_panel, unpacked, dots + next_slot);
-      next_panel += kPanelBlock;
+  for (int t = 0; t < kTokens; ++t) {
+    acc[t] = chunk.first == 0 ? _mm512_setzero_ps() : _mm512_load_ps(sums + 16 * t);
+  }
+  multiply<kWide>(panel, unpacked, dots);
+  for (int64_t b = 0; b < chunk.count; ++b) {
+    if (b + 1 < chunk.count) {
       unpacked += kUnpackedBytes<kWide>;
-      next_slot = (next_slot + kSlotValues) & kSlotMask;
-      ++next;
+      multiply<kWide>(panel + kPanelBlock, unpacked, dots + (b + 1) % kSlots * kSlotValues);
     }
-    if (b < 0) continue;
-    scale_block<kTokens, kWide>(dots + (b * kSlotValues & kSlotMask), block, panel, acc);
+    scale_block<kTokens, kWide>(dots + b % kSlots * kSlotValues, block, panel, acc);
     block += kBytes;
     panel += kPanelBlock;
   }
+  const bool is_last = chunk.first + chunk.count == args.num_blocks;
 #pragma GCC unroll 16
-  for (int t = 0; t < kTokens; ++t) store_rows(args, group, t, acc[t]);
+  for (int t = 0; t < kTokens; ++t) {
+    if (is_last) {
+      store_rows(args, chunk.group, t, acc[t]);
+    } else {
+      _mm512_store_ps(sums + 16 * t, acc[t]);
+    }
+  }
 }
 
-using RunGroup = void (*)(const TileArgs&, int64_t, const std::byte*, int32_t*);
+using RunChunk = void (*)(const TileArgs&, const Chunk&, float* sums);
 template <bool kWide>
-constexpr RunGroup kRunGroup[kMaxTileTokens] = {
-    run_group<1, kWide>,  run_group<2, kWide>,  run_group<3, kWide>,  run_group<4, kWide>,
-    run_group<5, kWide>,  run_group<6, kWide>,  run_group<7, kWide>,  run_group<8, kWide>,
-    run_group<9, kWide>,  run_group<10, kWide>, run_group<11, kWide>, run_group<12, kWide>,
-    run_group<13, kWide>, run_group<14, kWide>, run_group<15, kWide>, run_group<16, kWide>,
+constexpr RunChunk kRunChunk[kMaxTileTokens] = {
+    run_chunk<1, kWide>,  run_chunk<2, kWide>,  run_chunk<3, kWide>,  run_chunk<4, kWide>,
+    run_chunk<5, kWide>,  run_chunk<6, kWide>,  run_chunk<7, kWide>,  run_chunk<8, kWide>,
+    run_chunk<9, kWide>,  run_chunk<10, kWide>, run_chunk<11, kWide>, run_chunk<12, kWide>,
+    run_chunk<13, kWide>, run_chunk<14, kWide>, run_chunk<15, kWide>, run_chunk<16, kWide>,
 };
 
 }  // namespace
 
-int64_t w4_workspace_bytes(int64_t num_blocks) {
-  return kDotBytes + num_blocks * kUnpackedBytes<true>;
+int64_t w4_workspace_bytes() {
+  return kDotBytes + kSumBytes + kChunk * kUnpackedBytes<true>;
 }
 
 namespace {
@@ -149,13 +166,17 @@ namespace {
 template <bool kWide>
 void run_tiles(const TileArgs* tiles, int num_tiles, int max_tokens, std::byte* workspace) {
   auto* dots = reinterpret_cast<int32_t*>(workspace);
-  std::byte* unpacked = workspace + kDotBytes;
-  const TileArgs& first = tiles[0];
+  auto* sums = reinterpret_cast<float*>(workspace + kDotBytes);
+  std::byte* unpacked = workspace + kDotBytes + kSumBytes;
+  const TileArgs& all = tiles[0];
   configure(max_tokens, kValueBytes<kWide>);
-  for (int64_t g = 0; g < first.num_groups; ++g) {
-    unpack<kWide>(first.weights + g * first.num_blocks * kBytes, first.num_blocks, unpacked);
-    for (int i = 0; i < num_tiles; ++i) {
-      kRunGroup<kWide>[tiles[i].num_tokens - 1](tiles[i], g, unpacked, dots);
+  for (int64_t group = 0; group < all.num_groups; ++group) {
+    for (int64_t first = 0; first < all.num_blocks; first += kChunk) {
+      const Chunk chunk = {group, first, min_of(kChunk, all.num_blocks - first), unpacked, dots};
+      unpack<kWide>(all.weights + (group * all.num_blocks + first) * kBytes, chunk.count, unpacked);
+      for (int i = 0; i < num_tiles; ++i) {
+        kRunChunk<kWide>[tiles[i].num_tokens - 1](tiles[i], chunk, sums + i * kSlotValues);
+      }
     }
   }
   asm volatile("tilerelease");
