@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from msgspec import Struct
+
 from caudal.errors import InvalidRequestError
 from caudal.server.body import BodyDecoder
 from caudal.server.endpoint import ApiRoute, Handler
