@@ -5,7 +5,7 @@ namespace caudal::avx512vnni {
 namespace {
 
 constexpr int kBytes = static_cast<int>(kWeightBytes[static_cast<int>(WeightFormat::kW4)]);
-constexpr int kPrefetchBytes = 8 * kBytes;
+constexpr int kPrefetchBytes = 16 * kBytes;
 
 // Unpacks a block: w[i] holds columns 4 i .. 4 i + 3 of the 16 rows.
 inline void unpack(const std::byte* block, __m512i* w) {

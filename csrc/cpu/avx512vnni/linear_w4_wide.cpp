@@ -5,7 +5,7 @@ namespace caudal::avx512vnni {
 namespace {
 
 constexpr int kBytes = 320;
-constexpr int kPrefetchBytes = 8 * kBytes;
+constexpr int kPrefetchBytes = 16 * kBytes;
 
 struct Scales {
   __m512 d;

@@ -7,7 +7,7 @@ namespace {
 struct W8 {
   static constexpr WeightFormat kFormat = WeightFormat::kW8;
   static constexpr PanelKind kPanel = kInt13Panel;
-  static constexpr int kPrefetchBytes = 6 * 544;
+  static constexpr int kPrefetchBytes = 10 * 544;
 
   // w[i] holds columns 2 i and 2 i + 1 of the half block.
   static void unpack(const std::byte* block, int half, __m512i* w) {
