@@ -139,7 +139,7 @@ async def test_messages_say_what_chat_says(server: RealServer) -> None:
         assert message.content[0].text == expected
         async with anthropic.messages.stream(**fields) as stream:
             assert "".join([text async for text in stream.text_stream]) == expected
-            streamed = (await stream.get_final_message()).usage
+            streamed: Any = (await stream.get_final_message()).usage
         assert streamed.output_tokens == message.usage.output_tokens
         counted = await anthropic.messages.count_tokens(model="tiny", messages=USER)
         for usage in (message.usage, streamed):
