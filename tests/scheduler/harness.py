@@ -36,7 +36,7 @@ def make_prompt(num_tokens: int, salt: int = 0) -> list[int]:
 
 def make_request(request_id: str, prompt: list[int] | int, **options: Any) -> Request:
     """A greedy-looking request: `options` are SamplingParams or Request fields."""
-    fields = ("arrival_time", "priority", "namespace", "parent_id")
+    fields = ("arrival_time", "priority", "namespace", "parent_id", "service")
     own = {name: options.pop(name) for name in fields if name in options}
     options.setdefault("max_tokens", 8)
     options.setdefault("ignore_eos", True)

@@ -89,6 +89,7 @@ class EngineCore:
                 priority=request.priority,
                 namespace=request.namespace,
                 parent_id=request.parent_id,
+                service=request.service,
             )
             for request in requests
         ]

@@ -142,6 +142,8 @@ class AdmissionController:
                 "queue_tokens",
                 self._departures_ms(num_leaving, num_leaving - num_free, load),
             )
+        if group[0].is_background:
+            return None
         ttft_ms = self.predicted_ttft_ms(len(group[0].token_ids), load)
         excess_ms = ttft_ms - config.max_queue_ttft_s * 1e3
         if excess_ms > 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from caudal.kv_cache.kv_cache_manager import KVCacheManager
 from caudal.scheduler.request import Request
@@ -14,7 +14,7 @@ GROWTH_BLOCKS_RETURNING = 8
 
 
 def choose_victim(running: Collection[Request], kv: KVCacheManager) -> Request:
-    """The request to preempt: least important, then cheapest to recompute, then latest.
+    """The request to preempt: background, then least important, cheapest to recompute, latest.
 
     What it would recompute are the blocks that only it references: shared ones stay cached.
     Earlier preemptions raise the cost, so the same request is not hit again and again. The
@@ -22,15 +22,22 @@ def choose_victim(running: Collection[Request], kv: KVCacheManager) -> Request:
     """
     exempt = min(running, key=lambda request: request.order)
 
-    def rank(request: Request) -> tuple[bool, int, int, int]:
+    def rank(request: Request) -> tuple[bool, bool, int, int, int]:
         num_blocks = kv.num_blocks_exclusive(request.request_id)
         cost = num_blocks * (1 + request.num_preemptions)
-        return num_blocks > 0, request.priority, -cost, request.arrival_index
+        is_useful = num_blocks > 0
+        return (
+            request.is_background,
+            is_useful,
+            request.priority,
+            -cost,
+            request.arrival_index,
+        )
 
     return max((request for request in running if request is not exempt), key=rank)
 
 
-def num_growth_blocks(running: Collection[Request], kv: KVCacheManager, most_each: int) -> int:
+def num_growth_blocks(running: Iterable[Request], kv: KVCacheManager, most_each: int) -> int:
     """Blocks to leave for the running requests: `most_each`, less where the end is closer."""
     return sum(
         min(most_each, kv.blocks_for(request.num_slots_at_most - request.num_slots))

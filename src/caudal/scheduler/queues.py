@@ -29,6 +29,8 @@ class WaitingQueue:
         self._num_dead = 0
         self._by_priority: dict[int, QueueTotals] = {}
         self.totals = QueueTotals()
+        self.background = QueueTotals()
+        """The part of `totals` that yields to the rest."""
 
     def __len__(self) -> int:
         return self.totals.num_requests
@@ -88,6 +90,14 @@ class WaitingQueue:
         return ahead
 
     @property
+    def foreground(self) -> QueueTotals:
+        """What does not yield."""
+        return QueueTotals(
+            self.totals.num_requests - self.background.num_requests,
+            self.totals.num_tokens - self.background.num_tokens,
+        )
+
+    @property
     def num_parked(self) -> int:
         """Requests that have stepped aside."""
         return len(self._parked)
@@ -95,7 +105,10 @@ class WaitingQueue:
     def _count(self, request: Request, sign: int) -> None:
         num_tokens = sign * len(request.token_ids)
         per_priority = self._by_priority.setdefault(request.priority, QueueTotals())
-        for totals in (self.totals, per_priority):
+        affected = [self.totals, per_priority]
+        if request.is_background:
+            affected.append(self.background)
+        for totals in affected:
             totals.num_requests += sign
             totals.num_tokens += num_tokens
         if per_priority.num_requests == 0:
@@ -107,5 +120,6 @@ class WaitingQueue:
         live += self._parked.values()
         assert len({request.request_id for request in live}) == len(live)
         assert len(live) == self.totals.num_requests
+        assert sum(r.is_background for r in live) == self.background.num_requests
         assert sum(len(request.token_ids) for request in live) == self.totals.num_tokens
         assert sum(entry[2].is_finished for entry in self._heap) == self._num_dead

@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from caudal.sampling_params import SamplingParams
 from caudal.scheduler.output import FinishReason
+from caudal.scheduler.service_class import PRIORITY_BAND, ServiceClass
 from caudal.step_io import TokenLogprobs
 
 
@@ -43,7 +44,7 @@ FINISHED_STATUS: dict[FinishReason, RequestStatus] = {
 class Request:
     """One sequence; `n > 1` is several of these with one `parent_id`.
 
-    The caller gives the fields up to `parent_id`; the rest belongs to the scheduler.
+    The caller gives the fields up to `service`; the rest belongs to the scheduler.
     """
 
     request_id: str
@@ -52,10 +53,13 @@ class Request:
     arrival_time: float
     """Seconds, on the clock of the scheduler's `now`."""
     priority: int = 0
-    """Lower runs first."""
+    """Lower runs first. The caller's priority counts within a class: its band is added here."""
     namespace: str = ""
     parent_id: str | None = None
+    service: ServiceClass = ServiceClass.INTERACTIVE
 
+    is_background: bool = field(init=False)
+    """It yields seats, blocks and time to all requests that are not."""
     status: RequestStatus = field(init=False, default=RequestStatus.WAITING)
     token_ids: list[int] = field(init=False)
     """All known tokens: prompt, then output."""
@@ -92,6 +96,8 @@ class Request:
     """Keys of the full blocks of the known tokens, kept while waiting."""
 
     def __post_init__(self) -> None:
+        self.priority += self.service * PRIORITY_BAND
+        self.is_background = self.service.is_background
         self.token_ids = list(self.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.is_prompt_only = self.sampling.max_tokens == 0

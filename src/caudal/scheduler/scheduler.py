@@ -93,11 +93,10 @@ class Scheduler:
         ContextLengthError or InvalidRequestError (it can never run).
         """
         refused: list[RefusedRequest] = []
-        load = self._load()
         for group in _group_by_parent(requests):
             error = self._prepare(group)
             if error is None:
-                load.ahead = self._state.waiting.ahead_of(group[0].priority)
+                load = self._load(group[0])
                 error = self._admission.check(group, load)
             if error is None:
                 self._enqueue(group)
@@ -175,6 +174,8 @@ class Scheduler:
             num_running=len(state.running),
             num_waiting=len(state.waiting),
             num_waiting_tokens=state.waiting.totals.num_tokens,
+            num_background_running=state.num_background,
+            num_background_waiting=state.waiting.background.num_requests,
             num_blocks_total=kv.num_blocks_total,
             num_blocks_free=kv.num_blocks_free,
             num_blocks_cached=kv.num_blocks_cached,
@@ -358,7 +359,7 @@ class Scheduler:
         started = request.first_scheduled_time
         if reason is FinishReason.STOP or reason is FinishReason.LENGTH:
             assert now is not None and started is not None
-            if request.num_output_tokens > 0:
+            if request.num_output_tokens > 0 and not request.is_background:
                 state.averages.note_end(now - started, request.num_output_tokens)
         output = self._make_output(request)
         output.finish_reason = reason
@@ -397,9 +398,17 @@ class Scheduler:
                 output.num_decode_rows, num_prefill, output.num_context_tokens, step_ms
             )
 
-    def _load(self) -> Load:
-        load = Load(len(self._state.running), 0, 0, 0, [], waiting=self._state.waiting.totals)
-        for request in self._state.running.values():
+    def _load(self, newcomer: Request | None = None) -> Load:
+        """What the newcomer (None: some interactive request) cannot push aside."""
+        state = self._state
+        waiting, running = state.waiting.totals, list(state.running.values())
+        if newcomer is None or not newcomer.is_background:
+            waiting = state.waiting.foreground
+            running = [request for request in running if not request.is_background]
+        load = Load(len(running), 0, 0, 0, [], waiting=waiting)
+        if newcomer is not None:
+            load.ahead = state.waiting.ahead_of(newcomer.priority)
+        for request in running:
             num_known = len(request.token_ids)
             num_output = num_known - request.num_prompt_tokens
             load.outputs.append((num_output, request.max_total_tokens - num_known))

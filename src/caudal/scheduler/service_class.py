@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+PRIORITY_BAND = 1 << 33
+"""Distance between the priorities of two classes: more than callers can give."""
+
 
 class ServiceClass(IntEnum):
     """Smaller goes first; a smaller class never waits for a row, a block or a token of a larger."""
@@ -21,3 +24,8 @@ class ServiceClass(IntEnum):
     def is_background(self) -> bool:
         """Whether it yields rows, blocks and time to other requests."""
         return self >= ServiceClass.URGENT
+
+    @property
+    def end_priority(self) -> int:
+        """Above all priorities of the class, below those of the next."""
+        return self * PRIORITY_BAND + PRIORITY_BAND // 2

@@ -18,6 +18,8 @@ class SchedulerState:
         self.requests: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
         """Requests that hold blocks and a row, in order of admission."""
+        self.num_background = 0
+        """Running requests that yield to the others."""
         self.waiting = WaitingQueue()
         self.kv = KVCacheManager(
             cache.num_blocks, cache.block_size, enable_prefix_caching=cache.enable_prefix_caching
@@ -34,6 +36,7 @@ class SchedulerState:
         """A request just got its row, with `num_computed_tokens` found in the cache."""
         num_hit = request.num_computed_tokens
         counters = self.counters
+        self.num_background += request.is_background
         if request.first_scheduled_time is not None:
             num_lost = max(0, request.num_lost_tokens - num_hit)
             request.num_preempted_tokens += num_lost
@@ -43,7 +46,8 @@ class SchedulerState:
         request.first_scheduled_time = now
         counters.num_prompt_tokens += request.num_prompt_tokens
         self.kv.count_query(request.num_prompt_tokens, num_hit)
-        self.averages.note_start(request.num_prompt_tokens, num_hit)
+        if not request.is_background:
+            self.averages.note_start(request.num_prompt_tokens, num_hit)
         siblings = request.siblings
         if siblings is not None:
             # A hit that exists only because a sibling ran is no hit for the API.
@@ -55,6 +59,7 @@ class SchedulerState:
     def release(self, request: Request) -> None:
         """Take a running request off the machine; its cached blocks stay reusable."""
         del self.running[request.request_id]
+        self.num_background -= request.is_background
         self.kv.free(request.request_id)
         request.num_slots = 0
         request.block_keys = None
@@ -97,6 +102,7 @@ class SchedulerState:
         self.waiting.check_integrity()
         self.deferral.check_integrity(self.running, self.waiting.num_parked)
         assert len(self.requests) == len(self.running) + len(self.waiting)
+        assert self.num_background == sum(r.is_background for r in self.running.values())
         num_slots = 0
         for request_id, request in self.running.items():
             assert self.requests[request_id] is request

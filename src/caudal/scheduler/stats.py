@@ -69,6 +69,8 @@ class SchedulerStats:
     num_running: int
     num_waiting: int
     num_waiting_tokens: int
+    num_background_running: int
+    num_background_waiting: int
     num_blocks_total: int
     num_blocks_free: int
     num_blocks_cached: int

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from caudal.scheduler.request import Request
-from caudal.step_io import SchedulerOutput
+from caudal.step_io import CachedRequestData, SchedulerOutput
 
 
 @dataclass(slots=True)
@@ -26,6 +26,10 @@ class StepPlan:
     """Prompt tokens that ageing grants even beyond the milliseconds."""
     num_blocks_promised: int = 0
     """Blocks that running requests still need for their known tokens."""
+    num_blocks_reserved: int = 0
+    """The part of those that background requests may not touch."""
+    is_background_turn: bool = False
+    """All others have been served: what is left goes to background requests."""
     has_prompt_logits: bool = False
     """Some row computes logits per prompt token, which the cost model does not describe."""
     num_pooling_rows: int = 0
@@ -39,6 +43,21 @@ class StepPlan:
     def is_computed_twice(self) -> bool:
         """Whether the worker makes two passes: rows that pool do not share one with the others."""
         return 0 < self.num_pooling_rows < len(self.rows)
+
+    def add_decode(self, request: Request, block_ids: list[int]) -> None:
+        """Append a row that computes one token after all it knows."""
+        self.rows.append(request)
+        self.counts.append(1)
+        output = self.output
+        output.cached_requests.append(
+            CachedRequestData(request.request_id, block_ids, request.num_computed_tokens)
+        )
+        output.num_scheduled_tokens[request.request_id] = 1
+        output.num_tokens += 1
+        output.num_decode_rows += 1
+        output.num_context_tokens += len(request.token_ids)
+        self.tokens_left -= 1
+        self.logits_left -= 1
 
     def add_prefill(self, request: Request, num_tokens: int, cost_ms: float) -> None:
         """Append a row that computes `num_tokens` prompt tokens, and charge the budgets."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from caudal.config import Batching, SchedulerConfig
 from caudal.kv_cache.radix_cache import make_block_keys
+from caudal.scheduler.background import BackgroundPolicy
 from caudal.scheduler.preemption import (
     GROWTH_BLOCKS_NEW,
     GROWTH_BLOCKS_RETURNING,
@@ -15,6 +16,7 @@ from caudal.scheduler.preemption import (
     num_growth_blocks,
 )
 from caudal.scheduler.request import Request, RequestStatus
+from caudal.scheduler.service_class import ServiceClass
 from caudal.scheduler.state import SchedulerState
 from caudal.scheduler.step_cost import StepCostModel
 from caudal.scheduler.step_plan import Ageing, StepPlan, computes_prompt_logits
@@ -30,9 +32,11 @@ class RunningSplit:
 
     decoding: list[Request]
     growing: list[Request]
-    """The decoding requests whose next token needs a new block."""
+    """Decoding requests, background ones too, whose next token needs a new block."""
     prefilling: list[Request]
     num_context_tokens: int
+    background: list[Request]
+    """Those that yield to all of the above, whatever they need."""
 
 
 class StepPlanner:
@@ -59,22 +63,24 @@ class StepPlanner:
             else min(config.max_num_seqs, config.max_num_batched_tokens, max_num_logits)
         )
         """Running requests at most: each must find a token and a logits row in every step."""
+        self._background = BackgroundPolicy(config, cost, self._target_ms, self.max_running)
 
     def plan(self, step_id: int, now: float) -> StepPlan:
         """Choose the rows of a step, preempting and admitting as memory asks and allows."""
         output = SchedulerOutput(step_id)
         plan = StepPlan(output, self._max_tokens, self._max_logits)
+        if self._state.num_background:
+            self._make_way()
         split = self._make_room()
         self._add_decode_rows(plan, split)
         self._set_prefill_budget(plan, split, now)
+        plan.num_blocks_promised = self._num_blocks_left(split.prefilling)
         self._add_prefill_chunks(plan, split.prefilling, now)
         self._admit_waiting(plan, now)
         self._ageing.spend(output.num_tokens - len(split.decoding))
-        output.predicted_ms = self._cost.predict(
-            output.num_decode_rows,
-            output.num_tokens - output.num_decode_rows,
-            output.num_context_tokens,
-        )
+        if split.background or self._state.waiting.background.num_requests:
+            self._fill_with_background(plan, split.background, now)
+        output.predicted_ms = self._predict(output)
         # The worker keeps this list; ours starts anew.
         output.finished_request_ids = self._state.dropped_row_ids
         self._state.dropped_row_ids = []
@@ -84,17 +90,23 @@ class StepPlanner:
         decoding: list[Request] = []
         growing: list[Request] = []
         prefilling: list[Request] = []
+        background: list[Request] = []
         num_context_tokens = 0
         for request in self._state.running.values():
             num_known = len(request.token_ids)
-            if num_known - request.num_computed_tokens > 1 or request.is_prompt_only:
+            if request.is_background:
+                background.append(request)
+                if num_known > request.num_slots and not _is_prefilling(request):
+                    growing.append(request)
+                continue
+            if _is_prefilling(request):
                 prefilling.append(request)
                 continue
             decoding.append(request)
             num_context_tokens += num_known
             if num_known > request.num_slots:
                 growing.append(request)
-        return RunningSplit(decoding, growing, prefilling, num_context_tokens)
+        return RunningSplit(decoding, growing, prefilling, num_context_tokens, background)
 
     def _make_room(self) -> RunningSplit:
         """Preempt one victim after another until every decode row can have its block.
@@ -109,10 +121,87 @@ class StepPlanner:
                 return split
             state.preempt(choose_victim(state.running.values(), state.kv))
 
+    def _make_way(self) -> None:
+        """Preempt background requests while others lack a seat or blocks, also for later tokens.
+
+        All that wait are counted, also those that the budget will not start in this step: their
+        turn comes soon, and what a background request gives up stays in the prefix cache.
+        """
+        state, kv = self._state, self._state.kv
+        background = [r for r in state.running.values() if r.is_background]
+        others = [r for r in state.running.values() if not r.is_background]
+        waiting = state.waiting.foreground
+        num_blocks = self._num_blocks_left(others)
+        if waiting.num_requests:
+            num_blocks += num_growth_blocks(others, kv, GROWTH_BLOCKS_NEW)
+            num_blocks += kv.blocks_for(waiting.num_tokens)
+            num_blocks += waiting.num_requests * (1 + GROWTH_BLOCKS_NEW)
+        while background:
+            has_seats = len(state.running) + waiting.num_requests <= self.max_running
+            if has_seats and num_blocks <= kv.num_blocks_available:
+                return
+            victim = max(background, key=_service_order)
+            background.remove(victim)
+            state.preempt(victim)
+
+    def _fill_with_background(self, plan: StepPlan, background: list[Request], now: float) -> None:
+        """Give what is left of the step to background requests, the urgent ones first."""
+        plan.is_background_turn = True
+        plan.num_blocks_reserved = plan.num_blocks_promised
+        prefilling = [request for request in background if _is_prefilling(request)]
+        decoding = [request for request in background if not _is_prefilling(request)]
+        plan.num_blocks_promised += self._num_blocks_left(prefilling)
+        foreground_ms = self._predict(plan.output) if plan.rows else None
+        for service in (ServiceClass.URGENT, ServiceClass.IDLE):
+            limit_ms = self._background.step_ms(service, foreground_ms)
+            rows = [request for request in decoding if request.service is service]
+            self._add_background_rows(plan, rows, limit_ms)
+            plan.prefill_ms_left = limit_ms - self._predict(plan.output)
+            plan.min_prefill_tokens = 0 if plan.rows else self._state.kv.block_size
+            prompts = [request for request in prefilling if request.service is service]
+            self._add_prefill_chunks(plan, prompts, now)
+            self._admit_waiting(plan, now, service.end_priority)
+
+    def _add_background_rows(
+        self, plan: StepPlan, decoding: list[Request], limit_ms: float
+    ) -> None:
+        """Decode rows in order of service while the step stays within its limit."""
+        kv, output = self._state.kv, plan.output
+        for request in sorted(decoding, key=_service_order):
+            if plan.tokens_left <= 0 or plan.logits_left <= 0:
+                return
+            num_known = len(request.token_ids)
+            step_ms = self._cost.predict(
+                output.num_decode_rows + 1,
+                output.num_tokens - output.num_decode_rows,
+                output.num_context_tokens + num_known,
+            )
+            if plan.rows and step_ms > limit_ms:
+                return
+            blocks: list[int] = []
+            if num_known > request.num_slots:
+                if kv.num_blocks_available <= plan.num_blocks_reserved:
+                    continue
+                blocks = self._grow(request, num_known)
+            plan.add_decode(request, blocks)
+
+    def _num_blocks_left(self, requests: Sequence[Request]) -> int:
+        """Blocks that requests still need for the tokens they know."""
+        kv = self._state.kv
+        return sum(kv.blocks_for(max(0, len(r.token_ids) - r.num_slots)) for r in requests)
+
+    def _predict(self, output: SchedulerOutput) -> float:
+        num_prefill = output.num_tokens - output.num_decode_rows
+        return self._cost.predict(output.num_decode_rows, num_prefill, output.num_context_tokens)
+
     def _add_decode_rows(self, plan: StepPlan, split: RunningSplit) -> None:
         decoding = split.decoding
         output = plan.output
-        new_blocks = {r.request_id: self._grow(r, len(r.token_ids)) for r in split.growing}
+        new_blocks = {
+            r.request_id: self._grow(r, len(r.token_ids))
+            for r in split.growing
+            if not r.is_background
+        }
         output.cached_requests = [
             CachedRequestData(
                 r.request_id, new_blocks.get(r.request_id) or [], r.num_computed_tokens
@@ -133,7 +222,8 @@ class StepPlanner:
         Where decoding alone takes longer than the target, prefill still gets what ageing grants.
         """
         has_seat = len(self._state.running) < self.max_running
-        has_backlog = bool(split.prefilling) or (has_seat and len(self._state.waiting) > 0)
+        num_waiting = self._state.waiting.foreground.num_requests
+        has_backlog = bool(split.prefilling) or (has_seat and num_waiting > 0)
         plan.min_prefill_tokens = self._ageing.accrue(now, has_backlog)
         if self._target_ms is not None and split.decoding:
             decode_ms = self._cost.predict(len(split.decoding), 0, split.num_context_tokens)
@@ -144,14 +234,12 @@ class StepPlanner:
         kv = self._state.kv
         if len(prefilling) > 1:
             prefilling.sort(key=_service_order)
-        plan.num_blocks_promised = sum(
-            kv.blocks_for(len(request.token_ids) - request.num_slots) for request in prefilling
-        )
         for index, request in enumerate(prefilling):
             self._admit_waiting(plan, now, request.priority)
             num_short = self._num_short_tokens(request, prefilling[index + 1 :])
             num_tokens = self._chunk_size(request, plan, num_short)
-            room = request.num_slots + kv.num_blocks_available * kv.block_size
+            num_free = max(0, kv.num_blocks_available - plan.num_blocks_reserved)
+            room = request.num_slots + num_free * kv.block_size
             num_tokens = min(num_tokens, room - request.num_computed_tokens)
             if num_tokens > 0:
                 blocks = self._grow(request, request.num_computed_tokens + num_tokens)
@@ -173,6 +261,12 @@ class StepPlanner:
         while plan.can_prefill and len(state.running) < self._num_seats():
             request = state.waiting.peek()
             if request is None or request.priority >= before_priority:
+                return
+            if request.is_background:
+                is_full = self._state.num_background >= self._background.max_running
+                if is_full or not plan.is_background_turn:
+                    return
+            elif plan.is_background_turn:
                 return
             block_ids, num_hit_tokens = self._match_prefix(request)
             if state.can_defer and not request.must_compute_prompt:
@@ -219,7 +313,12 @@ class StepPlanner:
         num_free = state.kv.num_blocks_available - plan.num_blocks_promised - num_needed
         if num_free < 0 or not state.running:
             return num_free >= 0
-        return num_free >= num_growth_blocks(state.running.values(), state.kv, growth)
+        keeping = (
+            other
+            for other in state.running.values()
+            if request.is_background or not other.is_background
+        )
+        return num_free >= num_growth_blocks(keeping, state.kv, growth)
 
     def _start(self, plan: StepPlan, block_ids: list[int], num_tokens: int, now: float) -> None:
         """Give the head of the queue a row, and its first chunk."""
@@ -269,7 +368,8 @@ class StepPlanner:
         if len(self._state.running) < self._num_seats():
             head = waiting.peek()
             if head is not None and head.priority <= request.priority:
-                num_tokens += waiting.totals.num_tokens if len(head.token_ids) <= half else 0
+                totals = waiting.totals if request.is_background else waiting.foreground
+                num_tokens += totals.num_tokens if len(head.token_ids) <= half else 0
         return num_tokens
 
     def _chunk_size(self, request: Request, plan: StepPlan, num_short_tokens: int) -> int:
@@ -296,6 +396,11 @@ class StepPlanner:
             aligned = (num_computed + size) // block_size * block_size - num_computed
             size = aligned if aligned > 0 else size
         return size
+
+
+def _is_prefilling(request: Request) -> bool:
+    num_left = len(request.token_ids) - request.num_computed_tokens
+    return num_left > 1 or request.is_prompt_only
 
 
 def _service_order(request: Request) -> tuple[int, int]:
