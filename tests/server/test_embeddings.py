@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import random
 import struct
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from caudal.server.loading import load_served_model
+from caudal.server.routes.embeddings import slices
 from tests.server.fake_engine import HIDDEN_SIZE, fake_pooled
 from tests.server.harness import MAX_MODEL_LEN, Served, Setup, in_process
 from tests.tiny_models import make_tiny_model
@@ -204,3 +206,12 @@ async def test_large_answer_is_encoded_off_the_loop(encoding: str) -> None:
         answer = await embed(served, input=["a"] * 2048, encoding_format=encoding)
         assert len(answer["data"]) == 2048
         assert answer["data"][0]["embedding"] == answer["data"][2047]["embedding"]
+
+
+def test_slices_cover_every_item_once_within_the_bound() -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        sizes = [rng.randrange(1, 30) for _ in range(rng.randrange(1, 40))]
+        found = list(slices(sizes, 50))
+        assert [i for start, stop in found for i in range(start, stop)] == [*range(len(sizes))]
+        assert all(sum(sizes[a:b]) <= 50 or b - a == 1 for a, b in found)

@@ -114,6 +114,15 @@ async def test_official_client_counts_tokens(server: Served, client: AsyncAnthro
     assert counted.input_tokens == message.usage.input_tokens
 
 
+async def test_beta_client_reads_the_answer(client: AsyncAnthropic) -> None:
+    """It adds a query and a header of its own."""
+    messages: Any = USER
+    message = await client.beta.messages.create(
+        model="tiny", max_tokens=50, messages=messages, betas=["x-2026-01-01"]
+    )
+    assert message.content[0].text == ANSWER  # type: ignore[union-attr]
+
+
 async def test_events_come_in_the_documented_order(app: Served) -> None:
     found = await events(app)
     kinds = [event["type"] for event in found]
@@ -247,7 +256,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**PLAIN, "stop_sequences": "x"}, "stop_sequences", "array"),
     ({**PLAIN, "stop_sequences": [""]}, "stop_sequences", "1"),
     ({**PLAIN, "stop_sequences": ["x"] * 33}, "stop_sequences", "32"),
-    ({**PLAIN, "metadata": {"user_id": "x" * 257}}, "metadata.user_id", "256"),
+    ({**PLAIN, "metadata": {"user_id": "x" * 1025}}, "metadata.user_id", "1024"),
     ({**PLAIN, "tools": [{"name": "f"}]}, "tools", "not supported"),
     ({**PLAIN, "tool_choice": {"type": "any"}}, "tool_choice", "not supported"),
     ({**PLAIN, "thinking": {"type": "enabled", "budget_tokens": 99}}, "thinking", "not supported"),

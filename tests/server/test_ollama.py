@@ -326,6 +326,25 @@ async def test_other_refusals_keep_the_shape(app: Served) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
+async def test_body_sent_by_plain_curl_is_read_but_not_a_browser_s_form(
+    app: Served, path: str
+) -> None:
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    data = json.dumps({**BODIES[path], "stream": False})
+    response = await app.http.post(path, content=data, headers=headers)
+    assert (response.status_code, text_of(response.json())) == (200, ANSWER)
+    headers["origin"] = "https://example.com"
+    response = await app.http.post(path, content=data, headers=headers)
+    assert (response.status_code, response.json().keys()) == (415, {"error"})
+
+
+async def test_root_answers_the_first_question_of_the_command_line(server: Served) -> None:
+    for method in ("HEAD", "GET"):
+        response = await server.http.request(method, "/")
+        assert response.status_code == 200
+
+
+@pytest.mark.parametrize("path", PATHS)
 async def test_failure_inside_the_stream_is_a_last_line(app: Served, path: str) -> None:
     """B47."""
     app.engine.fail_after = 3

@@ -177,6 +177,7 @@ async def test_schema_describes_every_operation_and_limit(app: Served) -> None:
         "/v1/responses",
         "/v1/messages",
         "/v1/messages/count_tokens",
+        "/",
         "/api/chat",
         "/api/generate",
         "/api/tags",

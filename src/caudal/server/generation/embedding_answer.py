@@ -23,11 +23,18 @@ def unit_vector(pooled: bytes, dimensions: int | None) -> bytes:
     return (values / (length or 1.0)).astype("<f4").tobytes()
 
 
-def embedding_response(
-    vectors: Sequence[bytes], *, is_base64: bool, model: str, num_tokens: int
+def encode_embeddings(
+    pooled: Sequence[bytes], first_index: int, *, dimensions: int | None, is_base64: bool
 ) -> bytes:
-    """The body for unit vectors; encoded one by one, so that other threads get their turn."""
-    parts = [_embedding(index, vector, is_base64) for index, vector in enumerate(vectors)]
+    """Some of the entries of an answer, as JSON."""
+    return b",".join(
+        _embedding(index, unit_vector(values, dimensions), is_base64)
+        for index, values in enumerate(pooled, first_index)
+    )
+
+
+def embedding_response(parts: Sequence[bytes], *, model: str, num_tokens: int) -> bytes:
+    """The body; `parts` are all entries in order, from `encode_embeddings`."""
     usage = _encode(EmbeddingUsage(num_tokens, num_tokens))
     tail = b'],"model":' + _encode(model) + b',"usage":' + usage + b"}"
     return b'{"object":"list","data":[' + b",".join(parts) + tail

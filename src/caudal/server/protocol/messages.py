@@ -48,7 +48,7 @@ class MessageParam(msgspec.Struct, frozen=True):
 class MessageMetadata(msgspec.Struct, frozen=True):
     """Labels without effect."""
 
-    user_id: Annotated[str, Meta(max_length=256)] | None = None
+    user_id: Annotated[str, Meta(max_length=1024)] | None = None
 
 
 class CountTokensRequest(msgspec.Struct, kw_only=True):

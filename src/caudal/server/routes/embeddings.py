@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import cast
 
 from caudal.errors import InvalidRequestError
@@ -12,7 +13,7 @@ from caudal.sampling_params import Pooling, SamplingParams
 from caudal.server.body import BodyDecoder
 from caudal.server.endpoint import ApiRoute
 from caudal.server.exchange import Exchange
-from caudal.server.generation.embedding_answer import embedding_response, unit_vector
+from caudal.server.generation.embedding_answer import embedding_response, encode_embeddings
 from caudal.server.generation.plan import GenerationPlan, Prompt
 from caudal.server.generation.pooling import serve_pooling
 from caudal.server.model import ServedModel
@@ -29,8 +30,12 @@ from caudal.server.state import AppState
 
 _DECODER = BodyDecoder(EmbeddingRequest, EMBEDDING_UNSUPPORTED)
 
-INLINE_VALUES = 8192
-"""Answers of up to so many numbers are encoded on the event loop."""
+SLICE_CHARS = 65_536
+"""Texts (or token ids) that are tokenized in one go."""
+SLICE_BYTES = 262_144
+"""Vectors that are encoded in one go."""
+INLINE_BYTES = 32_768
+"""Answers of up to so many bytes of vectors are encoded on the event loop."""
 
 
 async def create_embeddings(state: AppState, exchange: Exchange) -> None:
@@ -67,13 +72,15 @@ async def _plan(
 ) -> GenerationPlan:
     parts = split_prompts(body.input, param="input", max_prompts=MAX_INPUTS)
     max_model_len = state.engine.info.max_model_len
+    prompts: list[Prompt] = []
+    for start, stop in slices([len(part) for part in parts], SLICE_CHARS):
+        work = partial(_prompts, model, body, parts[start:stop], start, max_model_len)
+        prompts += await run_prompt_work(state, sum(map(len, parts[start:stop])), work)
     pooling = cast("Pooling", body.pooling or model.pooling)
     return GenerationPlan(
         request_id=state.create_request_id("embd"),
         arrival=arrival,
-        prompts=await run_prompt_work(
-            state, sum(map(len, parts)), lambda: _prompts(model, body, parts, max_model_len)
-        ),
+        prompts=prompts,
         n=1,
         sampling=SamplingParams(max_tokens=0, pooling=pooling),
         priority=body.priority or 0,
@@ -81,10 +88,25 @@ async def _plan(
     )
 
 
+def slices(sizes: Sequence[int], max_size: int) -> Iterator[tuple[int, int]]:
+    """Consecutive ranges whose sizes add up to `max_size` at most, or that hold a single item.
+
+    A list is worked off in slices, so that the work of other requests comes in between.
+    """
+    start = total = 0
+    for index, size in enumerate(sizes):
+        if total and total + size > max_size:
+            yield start, index
+            start, total = index, 0
+        total += size
+    yield start, len(sizes)
+
+
 def _prompts(
     model: ServedModel,
     body: EmbeddingRequest,
     parts: Sequence[str | list[int]],
+    first_index: int,
     max_model_len: int,
 ) -> list[Prompt]:
     texts = [part for part in parts if isinstance(part, str)]
@@ -93,7 +115,7 @@ def _prompts(
     add_bos = False if body.add_special_tokens is False else None
     encoded = iter(model.tokenizer.encode_batch(texts, add_bos=add_bos, param="input"))
     prompts = []
-    for index, part in enumerate(parts):
+    for index, part in enumerate(parts, first_index):
         where = f"input[{index}]" if isinstance(body.input, list) else "input"
         if isinstance(part, str):
             token_ids = next(encoded)
@@ -124,17 +146,23 @@ async def _answer(
     plan: GenerationPlan,
     vectors: Sequence[bytes],
 ) -> bytes:
-    def work() -> bytes:
-        return embedding_response(
-            [unit_vector(vector, body.dimensions) for vector in vectors],
+    parts: list[bytes] = []
+    for start, stop in slices([len(vector) for vector in vectors], SLICE_BYTES):
+        encode = partial(
+            encode_embeddings,
+            vectors[start:stop],
+            start,
+            dimensions=body.dimensions,
             is_base64=body.encoding_format == "base64",
-            model=model.name,
-            num_tokens=sum(len(prompt.token_ids) for prompt in plan.prompts),
         )
-
-    if sum(map(len, vectors)) <= 4 * INLINE_VALUES:
-        return work()
-    return await asyncio.get_running_loop().run_in_executor(state.pool, work)
+        is_short = len(vectors) * len(vectors[0]) <= INLINE_BYTES
+        parts.append(
+            encode()
+            if is_short
+            else await asyncio.get_running_loop().run_in_executor(state.pool, encode)
+        )
+    num_tokens = sum(len(prompt.token_ids) for prompt in plan.prompts)
+    return embedding_response(parts, model=model.name, num_tokens=num_tokens)
 
 
 ROUTES = (

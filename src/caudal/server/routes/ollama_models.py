@@ -23,7 +23,7 @@ from caudal.server.protocol.ollama import (
     OllamaShowRequest,
     OllamaVersion,
 )
-from caudal.server.routes.ollama import LATEST, require_ollama_model
+from caudal.server.routes.ollama import LATEST, read_ollama_json, require_ollama_model
 from caudal.server.state import AppState
 from caudal.server.version import caudal_version
 
@@ -33,6 +33,11 @@ OLLAMA_API_VERSION: Final = "0.6.4"
 NEVER: Final = "9999-12-31T23:59:59Z"
 
 _SHOW = BodyDecoder(OllamaShowRequest)
+
+
+async def root(state: AppState, exchange: Exchange) -> None:
+    """That a server is here: Ollama's command line asks before anything else."""
+    await exchange.respond(b"Caudal is running\n", content_type=b"text/plain")
 
 
 async def ollama_tags(state: AppState, exchange: Exchange) -> None:
@@ -59,7 +64,7 @@ async def ollama_running(state: AppState, exchange: Exchange) -> None:
 async def ollama_show(state: AppState, exchange: Exchange) -> None:
     """What the model file says about itself."""
     await state.turns.take()
-    data = await state.read_json(exchange)
+    data = await read_ollama_json(state, exchange)
     body = _SHOW.decode(data, state.unknown_fields)
     model = require_ollama_model(state, body.model or body.name)
     card = OllamaModelCard(
@@ -124,6 +129,7 @@ def _get(path: str, handler: Handler, summary: str, response: type[Struct]) -> A
 
 
 ROUTES = (
+    ApiRoute("GET", "/", root, "Is a server here?", "text/plain"),
     _get("/api/tags", ollama_tags, "The served model, as Ollama", OllamaModelList),
     _get("/api/ps", ollama_running, "The loaded model, as Ollama", OllamaRunningList),
     _get("/api/version", ollama_version, "Version of Ollama's API", OllamaVersion),
