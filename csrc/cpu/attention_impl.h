@@ -1,8 +1,8 @@
 // Runs attention tasks with the kernels of attention_kernels.h.
 //
-// Few rows read keys and values straight from the cache, and prefetch the next chunk while they work
-// on this one. Many rows (a prefill tile) widen a chunk into a panel once and share it. Both do the
-// same arithmetic per row.
+// Few rows read keys and values straight from the cache, and prefetch the next chunk while they
+// work on this one. Many rows (a prefill tile) widen a chunk into a panel once and share it. Both
+// do the same arithmetic per row.
 #pragma once
 
 #include "attention_kernels.h"
@@ -67,15 +67,16 @@ inline float quantize_query(const float* q, int head_dim, float scale, int16_t* 
   for (int d = 0; d < head_dim; d += kLanes) {
     largest = F32::max_bits(largest, F32::abs(F32::load(q + d)));
   }
-  const QuantScale s = quant_scale(__builtin_bit_cast(uint32_t, largest.max_lane_bits()), kQuantMax15);
+  const QuantScale s =
+      quant_scale(__builtin_bit_cast(uint32_t, largest.max_lane_bits()), kQuantMax15);
   const F32 factor = F32::set1(s.inverse);
   for (int d = 0; d < head_dim; d += kLanes) store_int16(F32::load(q + d) * factor, out + d);
   return s.d * scale;
 }
 
 // acc and total are merged as the next split after total: (max, sum) of each.
-inline void merge_split(float* total, float& total_max, float& total_sum, const float* acc, float max,
-                        float sum, int head_dim) {
+inline void merge_split(float* total, float& total_max, float& total_sum, const float* acc,
+                        float max, float sum, int head_dim) {
   const float m = total_max > max ? total_max : max;
   alignas(64) float factor[kLanes] = {total_max - m, max - m};
   exp2_approx(F32::load(factor)).store(factor);
@@ -99,9 +100,13 @@ class Tile {
   using Element = typename Cache::Element;
 
   Tile(const AttentionArgs& args, const AttentionTask& task, Worker& worker)
-      : args_(args), task_(task), context_(args, task),
-        memory_(*reinterpret_cast<TileMemory*>(worker.scratch)), head_dim_(args.kv.head_dim),
-        group_(args.num_heads / args.kv.num_kv_heads), num_rows_(task.query_count * group_),
+      : args_(args),
+        task_(task),
+        context_(args, task),
+        memory_(*reinterpret_cast<TileMemory*>(worker.scratch)),
+        head_dim_(args.kv.head_dim),
+        group_(args.num_heads / args.kv.num_kv_heads),
+        num_rows_(task.query_count * group_),
         is_wide_(num_rows_ > kMaxDirectRows) {
     const int most = max_tile_rows(is_wide_, Cache::kStep == 2);
     num_register_tiles_ = (num_rows_ + most - 1) / most;
@@ -216,7 +221,8 @@ class Tile {
       const std::byte* from = chunk.block[b];
       std::byte* to = memory_.key_panel + b * kWideVectorBytes;
       for (int s = 0; s < num_steps; ++s) {
-        Cache::store_wide(Cache::load(from + s * kVectorBytes), to + s * kWideVectorBytes * kChunkBlocks);
+        Cache::store_wide(Cache::load(from + s * kVectorBytes),
+                          to + s * kWideVectorBytes * kChunkBlocks);
       }
     }
   }
@@ -279,7 +285,8 @@ class Tile {
   void write_outputs(bool has_keys) {
     for (int r = 0; r < num_rows_; ++r) {
       if (has_keys && memory_.rows.visible[r] > 0) {
-        write_output(memory_.total + r * head_dim_, memory_.rows.total_sum[r], head_dim_, output(r));
+        write_output(memory_.total + r * head_dim_, memory_.rows.total_sum[r], head_dim_,
+                     output(r));
       } else {
         __builtin_memset(output(r), 0, head_dim_ * sizeof(float));
       }
@@ -307,9 +314,8 @@ void Tile<Cache>::score(int token, int tile, const Source& keys, const ChunkScal
   if (limit <= 0) return;
   const ScoreArgs args{query(row), head_dim_ / Cache::kStep, memory_.weights + row * kChunkTokens};
   const int num_blocks = (limit + kBlockSize - 1) / kBlockSize;
-  with_constant<max_tile_rows(kIsWide, Cache::kStep == 2)>(num_rows, [&]<int kRows>() {
-    score_rows<Cache, kIsWide, kRows>(keys, num_blocks, args);
-  });
+  with_constant<max_tile_rows(kIsWide, Cache::kStep == 2)>(
+      num_rows, [&]<int kRows>() { score_rows<Cache, kIsWide, kRows>(keys, num_blocks, args); });
   if (num_blocks > kChunkBlocks / 2) {
     softmax_rows<Cache, kChunkBlocks>(memory_.rows, row, num_rows, token, scales, args.scores);
   } else {
@@ -325,8 +331,13 @@ void Tile<Cache>::add_values(int token, int tile, const Source& values) {
   const int limit = visible_in_chunk(memory_.rows, row + num_rows - 1, token);
   if (limit <= 0) return;
   const int common = max_int(0, visible_in_chunk(memory_.rows, row, token));
-  ValueArgs v{&values, memory_.weights + row * kChunkTokens, 0, common, head_dim_,
-              memory_.acc + row * head_dim_, memory_.rows.correction + row,
+  ValueArgs v{&values,
+              memory_.weights + row * kChunkTokens,
+              0,
+              common,
+              head_dim_,
+              memory_.acc + row * head_dim_,
+              memory_.rows.correction + row,
               memory_.rows.weight_scale + row};
   // Integer weights of unseen tokens are 0, which is exact whatever the cache holds there.
   if constexpr (Cache::kStep == 2) v.last = (limit + 1) / 2;
@@ -356,7 +367,8 @@ inline void merge_partials(const AttentionArgs& args, const AttentionTask& task,
   for (int r = 0; r < num_rows; ++r) {
     const int visible = first_visible + r / group;
     const int64_t head = task.kv_head * group + r % group;
-    float* out = args.out + ((task.query_begin + r / group) * int64_t{args.num_heads} + head) * head_dim;
+    float* out =
+        args.out + ((task.query_begin + r / group) * int64_t{args.num_heads} + head) * head_dim;
     if (visible <= 0) {
       __builtin_memset(out, 0, head_dim * sizeof(float));
       continue;
@@ -383,7 +395,8 @@ void run_attention(const AttentionArgs& args, Worker& worker) {
     if (task.query_count * group <= kMaxDirectRows) {
       // Claimed early, so that its first chunk is on its way when this task ends.
       index = next_task(worker);
-      Tile<Cache>(args, task, worker).run(index < schedule.num_tasks ? &schedule.tasks[index] : nullptr);
+      Tile<Cache>(args, task, worker)
+          .run(index < schedule.num_tasks ? &schedule.tasks[index] : nullptr);
     } else {
       Tile<Cache>(args, task, worker).run(nullptr);
       index = next_task(worker);

@@ -36,7 +36,9 @@ struct HalfCache {
   using Element = float;
   static constexpr int kStep = 1;
   static Vector load(const std::byte* p) { return F32::load_half(p); }
-  static Vector load_wide(const std::byte* p) { return F32::load(reinterpret_cast<const float*>(p)); }
+  static Vector load_wide(const std::byte* p) {
+    return F32::load(reinterpret_cast<const float*>(p));
+  }
   static void store_wide(Vector x, std::byte* p) { x.store(reinterpret_cast<float*>(p)); }
   static Vector multiply_add(Vector a, Vector b, Vector sum) { return F32::fma(a, b, sum); }
 };
@@ -47,7 +49,9 @@ struct Int8Cache {
   using Element = int32_t;
   static constexpr int kStep = 2;
   static Vector load(const std::byte* p) { return I32::load_pairs(p); }
-  static Vector load_wide(const std::byte* p) { return I32::load(reinterpret_cast<const int32_t*>(p)); }
+  static Vector load_wide(const std::byte* p) {
+    return I32::load(reinterpret_cast<const int32_t*>(p));
+  }
   static void store_wide(Vector x, std::byte* p) { x.store(reinterpret_cast<int32_t*>(p)); }
   static Vector multiply_add(Vector a, Vector b, Vector sum) { return I32::dot(a, b, sum); }
 };
@@ -102,7 +106,8 @@ void score_tile(const Source& keys, int first, const ScoreArgs& args) {
     Vector k[kBlocks];
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) {
-      const std::byte* p = block[kIsWide ? 0 : b] + kStride * s + (kIsWide ? kWideVectorBytes * b : 0);
+      const std::byte* p =
+          block[kIsWide ? 0 : b] + kStride * s + (kIsWide ? kWideVectorBytes * b : 0);
       k[b] = kIsWide ? Cache::load_wide(p) : Cache::load(p);
     }
 #pragma GCC unroll 8
@@ -155,8 +160,9 @@ void score_rows(const Source& keys, int num_blocks, const ScoreArgs& args) {
   });
 }
 
-// acc[r] = acc[r] * correction[r] + sum over tokens of weight[r][t] * v[t], for kVectors x 16 columns
-// and the tokens of steps first .. last - 1. Values lie at column offset `column` of their rows.
+// acc[r] = acc[r] * correction[r] + sum over tokens of weight[r][t] * v[t], for kVectors x 16
+// columns and the tokens of steps first .. last - 1. Values lie at column offset `column` of their
+// rows.
 template <class Cache, bool kIsWide, int kRows, int kVectors>
 void value_tile(const ValueArgs& args, int column) {
   using Vector = typename Cache::Vector;

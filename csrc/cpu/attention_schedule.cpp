@@ -33,7 +33,9 @@ class Builder {
  public:
   Builder(const Batch& batch, int num_heads, int num_kv_heads, int num_threads,
           AttentionBuffers& buffers)
-      : batch_(batch), group_(num_heads / num_kv_heads), num_kv_heads_(num_kv_heads),
+      : batch_(batch),
+        group_(num_heads / num_kv_heads),
+        num_kv_heads_(num_kv_heads),
         buffers_(buffers) {
     buffers_.items.clear();
     buffers_.tasks.clear();
@@ -63,8 +65,8 @@ class Builder {
         buffers_.tasks.push_back(for_head(item.task, h, item.partials_per_head));
       }
     }
-    return {buffers_.tasks.data(), static_cast<int>(buffers_.tasks.size()),
-            buffers_.merges.data(), static_cast<int>(buffers_.merges.size())};
+    return {buffers_.tasks.data(), static_cast<int>(buffers_.tasks.size()), buffers_.merges.data(),
+            static_cast<int>(buffers_.merges.size())};
   }
 
  private:

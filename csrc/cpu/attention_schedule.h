@@ -1,8 +1,9 @@
 // Cuts one step's attention into tasks; the list is made once and serves every layer.
 //
-// What is computed never depends on how it is cut. Keys are reduced in chunks of kChunkTokens inside
-// splits of kSplitTokens, both at absolute positions of the context. Every split starts afresh, and
-// splits are merged in order, with the same arithmetic inside a task or after a barrier.
+// What is computed never depends on how it is cut. Keys are reduced in chunks of kChunkTokens
+// inside splits of kSplitTokens, both at absolute positions of the context. Every split starts
+// afresh, and splits are merged in order, with the same arithmetic inside a task or after a
+// barrier.
 #pragma once
 
 #include <cstdint>

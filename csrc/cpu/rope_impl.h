@@ -20,7 +20,8 @@ constexpr float kMaxHalf = 65504.0f;
 constexpr double kRoundShift64 = 6755399441055744.0;
 
 // sin and cos of `count` angles, absolute error below 1e-10 for |angle| up to 1.6e6: reduction by
-// pi / 2 in three parts (the first has 33 bits, so that its products are exact), then Taylor series.
+// pi / 2 in three parts (the first has 33 bits, so that its products are exact), then Taylor
+// series.
 inline void make_table_row(double position, const float* inv_freq, int count, double factor,
                            float* __restrict cos_out, float* __restrict sin_out) {
   constexpr double kTwoOverPi = 0.63661977236758134308;
@@ -178,7 +179,10 @@ inline void run_rope_and_cache(const RopeCacheArgs& args, Worker& worker) {
   const int64_t num_tokens = args.batch->num_tokens;
   const int64_t fair = num_tokens / (int64_t{4} * worker.count);
   const int64_t step = fair < 1 ? 1 : fair > kMaxStep ? kMaxStep : fair;
-  for (int64_t t = next_task(worker) * step; t < num_tokens; t = next_task(worker) * step) {
+  const int64_t num_tasks = (num_tokens + step - 1) / step;
+  for (int64_t task = claim_task(worker, num_tasks); task >= 0;
+       task = claim_task(worker, num_tasks)) {
+    const int64_t t = task * step;
     const int64_t end = t + step < num_tokens ? t + step : num_tokens;
     for (int64_t i = t; i < end; ++i) rope_token<Convert>(args, i);
   }

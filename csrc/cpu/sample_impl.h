@@ -2,9 +2,9 @@
 // before; every instruction set performs the same operations in the same order, so that a seed
 // gives the same tokens everywhere.
 //
-// Order of the steps: repetition, frequency and presence penalties, bias, temperature, min-p, top-k,
-// top-p. Each filter keeps the most likely tokens, the lower id first among equals; so one cut
-// describes what is kept and nothing is ever sorted. Anonymous namespace: see numerics.h.
+// Order of the steps: repetition, frequency and presence penalties, bias, temperature, min-p,
+// top-k, top-p. Each filter keeps the most likely tokens, the lower id first among equals; so one
+// cut describes what is kept and nothing is ever sorted. Anonymous namespace: see numerics.h.
 #pragma once
 
 #include "kernels.h"
@@ -13,7 +13,7 @@
 namespace caudal {
 namespace {
 
-constexpr int kBlockIds = 512;              // ids whose weights are summed together
+constexpr int kBlockIds = 512;               // ids whose weights are summed together
 constexpr float kGreedyTemperature = 1e-5f;  // at or below it, division would overflow
 constexpr float kInfinity = __builtin_inff();
 constexpr float kLowest = -3.4028235e38f;  // keeps every token but those at -inf
@@ -28,7 +28,8 @@ inline void for_each_vector(const float* x, int begin, int end, const F& f) {
   if (i < end) f(i, F32::load_first(x + i, end - i, -kInfinity));
 }
 
-// Uniform in [0, 1), a function of its arguments alone (finaliser of SplitMix64, Steele et al. 2014).
+// Uniform in [0, 1), a function of its arguments alone (finaliser of SplitMix64, Steele et al.
+// 2014).
 inline uint64_t mix_bits(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
@@ -44,6 +45,12 @@ inline double uniform(uint64_t seed, int64_t position) {
 
 // A thread's scratch memory; `list` and `copy` hold the vocabulary and one vector more.
 struct SampleMemory {
+  static size_t num_bytes(int vocab) {
+    const size_t blocks = static_cast<size_t>(num_id_blocks(vocab));
+    return 64 + blocks * (sizeof(double) + kLanes * sizeof(float)) +
+           2 * (blocks + 1) * kBlockIds * sizeof(float);
+  }
+
   float* maxima;       // [blocks][16] largest logit per lane of a block of ids
   double* block_sums;  // [blocks]
   float* list;
@@ -230,7 +237,7 @@ class Row {
   }
 
   float max() const { return max_; }
-  
+
   // Not NaN anywhere, and some token is possible.
   bool is_valid() const { return !has_nan_ && max_ > -kInfinity && max_ < kInfinity; }
 
@@ -349,7 +356,8 @@ class Row {
       if (!reaches(b, filter.cut)) continue;
       for_each_vector(x_, b * kBlockIds, block_end(b), [&](int i, F32 x) {
         uint32_t mask = filter.mask(x, i);
-        for (; mask != 0 && count < k; mask &= mask - 1) insert(ids, count++, i + __builtin_ctz(mask));
+        for (; mask != 0 && count < k; mask &= mask - 1)
+          insert(ids, count++, i + __builtin_ctz(mask));
       });
     }
     for (int i = 0; i < count; ++i) values[i] = logprob(ids[i], log_sum);
@@ -391,9 +399,8 @@ class Row {
       const F32 first = weight(i) + weight(i + kLanes);
       sum.add(first + (weight(i + 2 * kLanes) + weight(i + 3 * kLanes)));
     }
-    for_each_vector(x_, i, block_end(block), [&](int at, F32 x) {
-      sum.add(filter.apply(x, softmax(x), at));
-    });
+    for_each_vector(x_, i, block_end(block),
+                    [&](int at, F32 x) { sum.add(filter.apply(x, softmax(x), at)); });
     return sum.total();
   }
 
@@ -497,6 +504,7 @@ inline void sample_row(const SampleArgs& args, int row, Worker& worker) {
   args.token_ids[row] = -1;
   args.logprobs[row] = __builtin_nanf("");
   args.ranks[row] = 0;
+  if (SampleMemory::num_bytes(vocab) > worker.scratch_bytes) return;  // half a million ids fit
   const SampleMemory memory(worker.scratch, vocab);
   const Row original(x, vocab, memory);
   if (!original.is_valid()) return;

@@ -65,9 +65,7 @@ struct F32 {
   static F32 min(F32 a, F32 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
   static F32 max(F32 a, F32 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
   // Larger bit pattern: on non-negative numbers the maximum, with NaN above all.
-  static F32 max_bits(F32 a, F32 b) {
-    return {max_bits(a.lo, b.lo), max_bits(a.hi, b.hi)};
-  }
+  static F32 max_bits(F32 a, F32 b) { return {max_bits(a.lo, b.lo), max_bits(a.hi, b.hi)}; }
   static F32 abs(F32 a) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};

@@ -46,8 +46,8 @@ struct F32 {
   static F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
   // Larger bit pattern: on non-negative numbers the maximum, with NaN above all.
   static F32 max_bits(F32 a, F32 b) {
-    return {_mm512_castsi512_ps(
-        _mm512_max_epu32(_mm512_castps_si512(a.v), _mm512_castps_si512(b.v)))};
+    return {
+        _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a.v), _mm512_castps_si512(b.v)))};
   }
   static F32 abs(F32 a) { return {_mm512_abs_ps(a.v)}; }
   // x where not (a < b), else 0.
@@ -127,8 +127,11 @@ struct I32 {
     return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
   }
   void store(int32_t* p) const { _mm512_storeu_si512(p, v); }
-  // acc + the two products of each lane's int16 pairs.
-  static I32 dot(I32 a, I32 b, I32 acc) { return {_mm512_dpwssd_epi32(acc.v, a.v, b.v)}; }
+  // acc + the two products of each lane's int16 pairs. With the intrinsic GCC copies accumulators.
+  static I32 dot(I32 a, I32 b, I32 acc) {
+    asm("vpdpwssd %2, %1, %0" : "+v"(acc.v) : "v"(a.v), "v"(b.v));
+    return acc;
+  }
   F32 to_float() const { return {_mm512_cvtepi32_ps(v)}; }
 };
 

@@ -378,3 +378,10 @@ def test_the_same_seed_and_position_repeat(isa: str) -> None:
     row = np.random.default_rng(1).normal(size=500).astype(np.float32)
     assert len(set(repeat(isa, row, 20, position=3).tolist())) == 1
     assert len(set(repeat(isa, row, 20).tolist())) > 5
+
+
+def test_a_vocabulary_beyond_the_scratch_memory_fails_instead_of_overrunning(isa: str) -> None:
+    logits = np.zeros((1, 600_000), dtype=np.float32)
+    assert sample(isa, logits, make_params(1, top_k=50)).token_ids.tolist() == [-1]
+    fits = np.zeros((1, 300_000), dtype=np.float32)
+    assert 0 <= sample(isa, fits, make_params(1, top_k=50)).token_ids[0] < 50

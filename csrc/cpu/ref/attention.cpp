@@ -34,7 +34,9 @@ struct Cache {
   float half(int token, int64_t index) const {
     return half_to_float(reinterpret_cast<const uint16_t*>(block(token))[index]);
   }
-  float half_key(int token, int d) const { return half(token, d * kBlockSize + token % kBlockSize); }
+  float half_key(int token, int d) const {
+    return half(token, d * kBlockSize + token % kBlockSize);
+  }
   float half_value(int token, int d) const {
     return half(token, (kBlockSize + token % kBlockSize) * int64_t{kv.head_dim} + d);
   }
@@ -54,9 +56,9 @@ struct Cache {
 };
 
 struct Query {
-  float value[kMaxHeadDim];   // f16 cache: q * scale
+  float value[kMaxHeadDim];    // f16 cache: q * scale
   int16_t quant[kMaxHeadDim];  // int8 cache
-  float scale;                // of `quant`, softmax scale included
+  float scale;                 // of `quant`, softmax scale included
 };
 
 // Running state of a split, or of the splits merged so far.
@@ -185,7 +187,8 @@ struct Row {
     const int64_t head = task.kv_head * group + row % group;
     const int64_t offset = (query * int64_t{args.num_heads} + head) * args.kv.head_dim;
     const int64_t stride = partial_stride(args.kv.head_dim);
-    visible = args.batch->seq_lens[task.seq] - args.batch->query_start_loc[task.seq + 1] + query + 1;
+    visible =
+        args.batch->seq_lens[task.seq] - args.batch->query_start_loc[task.seq + 1] + query + 1;
     out = args.out + offset;
     q = args.q + offset;
     partial_step = int64_t{task.query_count} * group * stride;
