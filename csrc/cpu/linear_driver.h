@@ -140,8 +140,8 @@ template <class Isa>
 void run_segment_task(const LinearArgs& args, const PanelSet& panels, const PackedMatrix& m,
                       int64_t column, const SegmentTasks& tasks, int64_t index,
                       const Workspace& workspace) {
-  const int64_t group = index / tasks.token_tasks * tasks.groups_per_task;
-  const int64_t first_tile = index % tasks.token_tasks * tasks.tiles_per_task;
+  const int64_t group = index % tasks.row_tasks * tasks.groups_per_task;
+  const int64_t first_tile = index / tasks.row_tasks * tasks.tiles_per_task;
   const int64_t last_tile = min_of(panels.tiling.num_tiles, first_tile + tasks.tiles_per_task);
   const int64_t row = group * kRowsPerGroup;
   const int64_t offset = column + row;
@@ -169,19 +169,22 @@ void run_tiles(const LinearArgs& args, const PanelSet& panels, Worker& worker) {
   // The first half may hold panels.
   const auto half = static_cast<int64_t>(worker.scratch_bytes / 2);
   const Workspace workspace = {worker.scratch + half, half};
-  int64_t first = 0;  // tasks of the segments before `segment`
-  int64_t column = 0;
-  int segment = 0;
-  SegmentTasks tasks = split_segment(args.segments[0], panels.tiling, worker.count);
-  for (int64_t task = next_task(worker);; task = next_task(worker)) {
-    while (task - first >= tasks.count) {
-      first += tasks.count;
-      column += args.segments[segment].rows;
-      if (++segment == args.num_segments) return;
-      tasks = split_segment(args.segments[segment], panels.tiling, worker.count);
+  int64_t num_tasks = 0;
+  for (int s = 0; s < args.num_segments; ++s) {
+    num_tasks += split_segment(args.segments[s], panels.tiling, worker.count).count;
+  }
+  for (int64_t task = claim_task(worker, num_tasks); task >= 0;
+       task = claim_task(worker, num_tasks)) {
+    int64_t index = task;
+    int64_t column = 0;
+    const PackedMatrix* segment = args.segments;
+    SegmentTasks tasks = split_segment(*segment, panels.tiling, worker.count);
+    while (index >= tasks.count) {
+      index -= tasks.count;
+      column += segment->rows;
+      tasks = split_segment(*++segment, panels.tiling, worker.count);
     }
-    run_segment_task<Isa>(args, panels, args.segments[segment], column, tasks, task - first,
-                          workspace);
+    run_segment_task<Isa>(args, panels, *segment, column, tasks, index, workspace);
   }
 }
 
@@ -208,7 +211,8 @@ void run_linear(const LinearArgs& args, Worker& worker) {
   place_panels(args, Isa::kTileTokens, args.panels, panels);
   const int64_t step = args.num_tokens >= kTokensPerTask * worker.count ? kTokensPerTask : 1;
   const int64_t num_tasks = ceil_div(args.num_tokens, step);
-  for (int64_t task = next_task(worker); task < num_tasks; task = next_task(worker)) {
+  for (int64_t task = claim_task(worker, num_tasks); task >= 0;
+       task = claim_task(worker, num_tasks)) {
     const int64_t token = task * step;
     Isa::quantize(args, panels, token, min_of(step, args.num_tokens - token));
   }

@@ -105,6 +105,16 @@ class Team {
     return next_.fetch_add(1, std::memory_order_relaxed);
   }
 
+  // Low half: claims from the front, high half: claims from the back.
+  int64_t claim_task(bool from_back, int64_t num_tasks) {
+    constexpr int64_t kBack = int64_t{1} << 32;
+    const int64_t before = next_.fetch_add(from_back ? kBack : 1, std::memory_order_relaxed);
+    const int64_t front = before & (kBack - 1);
+    const int64_t back = before >> 32;
+    if (front + back >= num_tasks) return -1;
+    return from_back ? num_tasks - 1 - back : front;
+  }
+
  private:
   int count_ = 1;
   // Both counters in one cache line: whoever arrives has it at hand for the next op's first task.
@@ -117,6 +127,9 @@ class Team {
 
 void barrier(Worker& worker) { worker.team->barrier(); }
 int64_t next_task(Worker& worker) { return worker.team->next_task(); }
+int64_t claim_task(Worker& worker, int64_t count) {
+  return worker.team->claim_task(worker.index % 2 == 1, count);
+}
 
 namespace {
 

@@ -113,7 +113,7 @@ class SchedulerConfig:
     """continuous, static (form a batch, run it to the end) or serial (one at a time)."""
     max_num_seqs: int = 64
     """Requests that run together."""
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int = 256
     """Tokens computed in one step, at most."""
     max_model_len: int = 0
     """Longest prompt + output in tokens; 0: the model's own context length."""
