@@ -411,3 +411,25 @@ async def test_batch_does_not_count_in_the_latencies_of_people(server: BatchServ
     assert state.metrics.time_to_first_token.count == 0
     assert sum(state.metrics.requests_finished.values.values()) == 0
     assert state.batch_metrics.requests_finished.values["length"] == 3
+    page = (await server.http.get("/metrics")).text
+    assert "caudal_batch_generation_tokens_total 12.0" in page
+    assert 'caudal_batch_requests_finished_total{reason="length"} 3.0' in page
+    assert "caudal_num_background_running 0.0" in page
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "kind"),
+    [
+        (COMPLETIONS, {"prompt": "the river", "max_tokens": 3}, "text_completion"),
+        ("/v1/embeddings", {"input": ["the river", "the town"]}, "list"),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 3}, "response"),
+    ],
+)
+async def test_every_endpoint_answers_in_a_batch(
+    server: BatchServer, endpoint: str, body: dict[str, Any], kind: str
+) -> None:
+    batch = await server.run([line("a", url=endpoint, body=body)], endpoint=endpoint)
+    (result,), _ = await server.all_results(batch)
+    assert result["response"]["body"]["object"] == kind
+    assert batch["usage"]["input_tokens"] > 0
+    assert batch["usage"]["output_tokens"] == (0 if kind == "list" else 3)

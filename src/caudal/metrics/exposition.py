@@ -27,6 +27,8 @@ class EngineGauges(Protocol):
     num_running: int
     num_waiting: int
     num_waiting_tokens: int
+    num_background_running: int
+    num_background_waiting: int
     num_blocks_total: int
     num_blocks_free: int
     num_blocks_cached: int
@@ -52,6 +54,10 @@ class MetricsSource(Protocol):
     @property
     def metrics(self) -> ServerMetrics:
         """The server's own instruments."""
+
+    @property
+    def batch_metrics(self) -> ServerMetrics:
+        """The same for the requests of offline batches."""
 
     @property
     def engine_gauges(self) -> EngineGauges:
@@ -94,6 +100,10 @@ SERVER_COUNTERS = (
     _Series("prompt_tokens", "Prompt tokens of accepted requests.", "prompt_tokens"),
     _Series("generation_tokens", "Output tokens delivered.", "generation_tokens"),
 )
+BATCH_COUNTERS = (
+    _Series("batch_prompt_tokens", "Prompt tokens of batch requests.", "prompt_tokens"),
+    _Series("batch_generation_tokens", "Output tokens of batch requests.", "generation_tokens"),
+)
 ENGINE_COUNTERS = (
     _Series("prefix_cache_queries", "Prompt tokens looked up.", "prefix_queries_tokens"),
     _Series("prefix_cache_hits", "Prompt tokens found in the cache.", "prefix_hits_tokens"),
@@ -107,6 +117,8 @@ ENGINE_COUNTERS = (
 ENGINE_GAUGES = (
     _Series("num_requests_running", "Requests in the batch.", "num_running"),
     _Series("num_requests_waiting", "Requests queued.", "num_waiting"),
+    _Series("num_background_running", "Batch requests that yield.", "num_background_running"),
+    _Series("num_background_waiting", "The same, queued.", "num_background_waiting"),
     _Series("num_tokens_waiting", "Prompt tokens queued.", "num_waiting_tokens"),
     _Series("kv_blocks", "KV blocks in the pool.", "num_blocks_total"),
     _Series("kv_blocks_free", "KV blocks never used or evicted.", "num_blocks_free"),
@@ -145,6 +157,12 @@ class _CaudalCollector(Collector):
             yield _counter(series, getattr(metrics, series.field))
         yield _labelled("requests_finished", "Requests by finish.", metrics.requests_finished)
         yield _labelled("requests_rejected", "Requests refused.", metrics.requests_rejected)
+        batch = self._source.batch_metrics
+        for series in BATCH_COUNTERS:
+            yield _counter(series, getattr(batch, series.field))
+        yield _labelled(
+            "batch_requests_finished", "Choices of batches by finish.", batch.requests_finished
+        )
 
     def _engine_families(self) -> Iterator[Family]:
         gauges = self._source.engine_gauges

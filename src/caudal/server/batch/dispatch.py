@@ -10,11 +10,12 @@ from caudal.scheduler.service_class import ServiceClass
 from caudal.server.auth import OWNER
 from caudal.server.endpoint import ApiRoute, Endpoint
 from caudal.server.exchange import SERVICE_CLASS, Message, Scope
-from caudal.server.routes import chat, completions
+from caudal.server.routes import chat, completions, embeddings, responses
 from caudal.server.state import AppState
 
 BATCH_ROUTES: Mapping[str, ApiRoute] = {
-    route.path: route for route in (*chat.ROUTES, *completions.ROUTES)
+    route.path: route
+    for route in (*chat.ROUTES, *completions.ROUTES, *embeddings.ROUTES, *responses.ROUTES)
 }
 """Endpoints that a batch can use, by path."""
 

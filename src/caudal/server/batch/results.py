@@ -44,9 +44,14 @@ class _PromptDetails(msgspec.Struct, frozen=True):
 
 
 class _Usage(msgspec.Struct, frozen=True):
+    """Of completions and chats, or (the later names) of responses."""
+
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: _PromptDetails | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: _PromptDetails | None = None
 
 
 class _Body(msgspec.Struct, frozen=True):
@@ -92,10 +97,10 @@ def add_usage(usage: TokenUsage, body: bytes) -> None:
 
 def _add(usage: TokenUsage, counted: _Usage | None) -> None:
     if counted is not None:
-        usage.num_input += counted.prompt_tokens
-        usage.num_output += counted.completion_tokens
-        if counted.prompt_tokens_details is not None:
-            usage.num_cached += counted.prompt_tokens_details.cached_tokens
+        usage.num_input += counted.prompt_tokens + counted.input_tokens
+        usage.num_output += counted.completion_tokens + counted.output_tokens
+        details = counted.prompt_tokens_details or counted.input_tokens_details
+        usage.num_cached += 0 if details is None else details.cached_tokens
 
 
 class Done:
