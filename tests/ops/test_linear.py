@@ -16,7 +16,6 @@ from tests.weights.blocks import random_blocks
 F32 = npt.NDArray[np.float32]
 
 
-
 class Kind(NamedTuple):
     """A file type, and whether 4-bit weights meet 12-bit activations."""
 
@@ -61,18 +60,14 @@ class Case:
         )  # fmt: skip
 
 
-def pack(
-    types: list[Kind], rows: list[int], cols: int, bias: bool = False
-) -> _native.LinearWeight:
+def pack(types: list[Kind], rows: list[int], cols: int, bias: bool = False) -> _native.LinearWeight:
     """Random matrices of `cols` columns, stacked by rows; one that is wide makes all so."""
     parts = [
         (int(ggml_type), count, cols, random_blocks(ggml_type, count, cols, seed).data)
         for seed, ((ggml_type, _), count) in enumerate(zip(types, rows, strict=True))
     ]
     values = activations(1, sum(rows))[0] if bias else None
-    return _native.Runtime("ref", 1).pack_linear(
-        parts, values, any(kind.is_wide for kind in types)
-    )
+    return _native.Runtime("ref", 1).pack_linear(parts, values, any(kind.is_wide for kind in types))
 
 
 def activations(num_tokens: int, cols: int) -> F32:
@@ -116,9 +111,7 @@ def test_rows_that_do_not_fill_a_group(isa: str, ggml_type: Kind) -> None:
 
 @pytest.mark.parametrize("ggml_type", FORMATS, ids=lambda t: t.name)
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 5])
-def test_thread_count_never_changes_a_result(
-    isa: str, ggml_type: Kind, num_threads: int
-) -> None:
+def test_thread_count_never_changes_a_result(isa: str, ggml_type: Kind, num_threads: int) -> None:
     case = Case(pack([ggml_type], [150], 64), activations(300, 64))
     assert_same_bits(case.run(isa, num_threads), case.run("ref"))
 
