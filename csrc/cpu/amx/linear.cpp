@@ -16,7 +16,7 @@ struct Isa {
   static void run_task(WeightFormat format, const TileArgs* tiles, int num_tiles,
                        const Workspace& workspace) {
     // With fewer tokens the vector unit alone is as fast.
-    const int min_tokens = tiles[0].is_wide ? 4 : 8;
+    const int min_tokens = tiles[0].is_wide ? 6 : 8;
     if (format == WeightFormat::kW4 && tiles[0].num_tokens >= min_tokens &&
         w4_workspace_bytes() <= workspace.bytes) {
       return run_w4(tiles, num_tiles, workspace.data);
