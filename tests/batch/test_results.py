@@ -141,6 +141,16 @@ def test_result_lines_have_the_shape_of_openai() -> None:
     assert bad["error"] == {"code": "code", "message": "why"}
 
 
+def test_line_stays_one_line_whatever_the_model_says() -> None:
+    text = "".join(map(chr, range(0x3000))) + "\U0001f600"
+    body = json.dumps({"text": text}, ensure_ascii=False).encode()
+    data = response_line(result_id(TOKEN, 1), text, Reply(200, "x", body)).decode()
+    assert len(data.splitlines()) == 1
+    assert data.endswith("}\n")
+    decoded = json.loads(data)
+    assert (decoded["custom_id"], decoded["response"]["body"]["text"]) == (text, text)
+
+
 def test_usage_of_answers_without_one_counts_as_nothing() -> None:
     usage = TokenUsage()
     for body in (b"{}", b"[]", b"nonsense", b'{"usage":null}', b'{"usage":{}}'):

@@ -8,13 +8,19 @@ power failure, is cut off and its requests run again. Hence each request has exa
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
 from caudal.server.batch.dispatch import Reply
 from caudal.server.batch.records import TokenUsage
+
+LINE_BREAKS: Mapping[bytes, bytes] = MappingProxyType(
+    {"\u0085".encode(): b"\\u0085", "\u2028".encode(): b"\\u2028", "\u2029".encode(): b"\\u2029"}
+)
+"""What Python's str.splitlines takes for a line break, beside those that JSON always escapes."""
 
 _ORDINAL_DIGITS = 8
 
@@ -79,12 +85,21 @@ def result_id(token: str, ordinal: int) -> str:
 def response_line(line_id: str, custom_id: str, reply: Reply) -> bytes:
     """A request that got an answer, good or bad."""
     response = _Response(reply.status, reply.request_id, msgspec.Raw(reply.body))
-    return msgspec.json.encode(_ResultLine(line_id, custom_id, response, None)) + b"\n"
+    return _encode_line(_ResultLine(line_id, custom_id, response, None))
 
 
 def error_line(line_id: str, custom_id: str, error: ResultError) -> bytes:
     """A request that got none."""
-    return msgspec.json.encode(_ResultLine(line_id, custom_id, None, error)) + b"\n"
+    return _encode_line(_ResultLine(line_id, custom_id, None, error))
+
+
+def _encode_line(line: _ResultLine) -> bytes:
+    """One line for every reader: some break text also at characters that JSON need not escape."""
+    data = msgspec.json.encode(line)
+    for character in LINE_BREAKS:
+        if character in data:
+            data = data.replace(character, LINE_BREAKS[character])
+    return data + b"\n"
 
 
 def add_usage(usage: TokenUsage, body: bytes) -> None:
