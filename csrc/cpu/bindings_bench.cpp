@@ -110,11 +110,11 @@ std::map<std::string, double> peaks(const std::string& isa, int num_threads, dou
 }
 
 WeightFormat format_of(const std::string& name) {
-  if (name == "w4") return WeightFormat::kW4;
+  if (name == "w4" || name == "w4 wide") return WeightFormat::kW4;
   if (name == "w8") return WeightFormat::kW8;
   if (name == "f16") return WeightFormat::kF16;
   if (name == "f32") return WeightFormat::kF32;
-  throw std::invalid_argument("format must be w4, w8, f16 or f32");
+  throw std::invalid_argument("format must be w4, w4 wide, w8, f16 or f32");
 }
 
 // Ordinary numbers in every format: halves of about 0.005, floats of about 0.1.
@@ -171,7 +171,8 @@ Seconds time_linear(const std::string& isa, const std::string& format_name, int6
                 .residual = nullptr,
                 .out = out.data(),
                 .out_stride = rows,
-                .panels = panels.data()};
+                .panels = panels.data(),
+                .is_wide = format_name == "w4 wide"};
   }
   return time_steps(num_threads, budget, 5, [&](size_t i, Worker& worker) {
     runtime.table->linear(calls[i % copies], worker);

@@ -214,7 +214,10 @@ class bench:  # noqa: N801 - a submodule
         pool_bytes: int,
         budget: float,
     ) -> list[float]:
-        """A linear over copies of a [rows, cols] matrix that fill `pool_bytes`, in turn."""
+        """A linear over copies of a [rows, cols] matrix that fill `pool_bytes`, in turn.
+
+        format: w4 (8-bit activations), w4 wide (12-bit), w8, f16 or f32.
+        """
     @staticmethod
     def attention(
         isa: str, q: _F32, batch: BatchArrays, cache: KVCache, num_threads: int, budget: float

@@ -40,7 +40,7 @@ def test_json_report_holds_every_kernel(capsys: pytest.CaptureFixture[str]) -> N
     report = json.loads(capsys.readouterr().out)
     assert report["isa"] == _native.available_isas()[0]
     kernels = {result["kernel"] for result in report["results"]}
-    assert {"linear w4", "linear w8", "linear f16"} <= kernels
+    assert {"linear w4", "linear w4 wide", "linear w8", "linear f16"} <= kernels
     assert {"attention f16 decode", "attention int8 prefill", "sample greedy"} <= kernels
     for result in report["results"]:
         assert 0 < result["best_seconds"] <= result["median_seconds"]

@@ -90,17 +90,20 @@ class _Linear:
 
 _TOKENS = (1, 2, 4, 8, 16, 64, 256)
 _QUICK_LINEARS = (
-    _Linear("w4", 3072, 576, (1, 4, 16, 256)),
+    _Linear("w4", 3072, 576, (1, 16, 256)),
+    _Linear("w4 wide", 3072, 576, (1, 4, 16, 256)),
     _Linear("w8", 49152, 576, (1, 16)),
     _Linear("f16", 3072, 576, (1, 16)),
 )
 _LINEARS = (
-    _Linear("w4", 960, 576, _TOKENS),
-    _Linear("w4", 576, 576, _TOKENS),
     _Linear("w4", 3072, 576, _TOKENS),
-    _Linear("w4", 3072, 576, (1,), MEMORY_POOL),
     _Linear("w4", 576, 1536, _TOKENS),
-    _Linear("w4", 4096, 4096, _TOKENS, MEMORY_POOL),
+    _Linear("w4 wide", 960, 576, _TOKENS),
+    _Linear("w4 wide", 576, 576, _TOKENS),
+    _Linear("w4 wide", 3072, 576, _TOKENS),
+    _Linear("w4 wide", 3072, 576, (1,), MEMORY_POOL),
+    _Linear("w4 wide", 576, 1536, _TOKENS),
+    _Linear("w4 wide", 4096, 4096, _TOKENS, MEMORY_POOL),
     _Linear("w8", 49152, 576, (1, 2, 4, 8, 16, 64)),
     _Linear("w8", 49152, 576, (1,), MEMORY_POOL),
     _Linear("f16", 3072, 576, (1, 8, 64)),
@@ -108,7 +111,7 @@ _LINEARS = (
 )
 
 _FLOAT_FORMATS = ("f16", "f32")
-_BLOCK_BYTES = {"w4": 320, "w8": 544, "f16": 1024, "f32": 2048}
+_BLOCK_BYTES = {"w4": 320, "w4 wide": 320, "w8": 544, "f16": 1024, "f32": 2048}
 """Bytes of 16 rows x 32 columns."""
 
 
