@@ -35,6 +35,10 @@ class EngineDeadError(CaudalError):
     """The engine process ended while requests were in flight."""
 
 
+class BatchFailedError(CaudalError):
+    """Some requests of an offline batch failed; the others have their answers."""
+
+
 class RequestError(CaudalError):
     """A request that cannot be served; becomes an OpenAI-shaped error.
 

@@ -26,15 +26,19 @@ class Flag:
     metavar: str = ""
     help: str = ""
     """Replaces the field's docstring where the command line says it differently."""
+    short: str = ""
+    """A second, shorter name, such as -o."""
 
 
 @dataclass(frozen=True, slots=True)
 class Positional:
-    """The MODEL argument of a command."""
+    """The argument of a command."""
 
     name: str
     default: str | None
     help: str
+    metavar: str = "MODEL"
+    is_required: bool = False
 
 
 def field_docstrings(config: type) -> dict[str, str]:
@@ -82,7 +86,7 @@ def create_command(
     flags = tuple(flags)
 
     def command(**given: Any) -> None:
-        positional = given.pop("model")
+        positional = given.pop(model.name)
         run(positional, parse_flags(flags, given))
 
     parameters = [_positional_parameter(model)]
@@ -113,10 +117,12 @@ def _parameter_name(flag: Flag) -> str:
 
 
 def _positional_parameter(model: Positional) -> inspect.Parameter:
-    argument = typer.Argument(help=model.help, metavar="MODEL")
-    annotation = Annotated[str if model.default else str | None, argument]  # type: ignore[valid-type]
+    argument = typer.Argument(help=model.help, metavar=model.metavar)
+    is_given = model.is_required or model.default
+    annotation = Annotated[str if is_given else str | None, argument]  # type: ignore[valid-type]
+    default = inspect.Parameter.empty if model.is_required else model.default
     return inspect.Parameter(
-        "model", inspect.Parameter.KEYWORD_ONLY, default=model.default, annotation=annotation
+        model.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
 
 
@@ -128,8 +134,9 @@ def _flag_parameter(flag: Flag, help_text: str) -> inspect.Parameter:
         option = typer.Option(declaration, help=help_text + shown, show_default=False)
         annotation: Any = Annotated[bool | None, option]
     else:
+        names = [flag.name, flag.short] if flag.short else [flag.name]
         option = typer.Option(
-            flag.name, help=help_text + shown, metavar=flag.metavar, show_default=False
+            *names, help=help_text + shown, metavar=flag.metavar, show_default=False
         )
         annotation = Annotated[str | None, option]
     return inspect.Parameter(

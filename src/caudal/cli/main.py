@@ -41,6 +41,13 @@ COMMANDS = (
         is_factory=True,
     ),
     Command(
+        ("batch",),
+        "caudal.cli.batch",
+        "create",
+        "Run the requests of a file without a server; resumes.",
+        is_factory=True,
+    ),
+    Command(
         ("pull",),
         "caudal.cli.pull",
         "pull",
