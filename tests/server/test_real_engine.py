@@ -20,6 +20,7 @@ from openai import AsyncOpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.harness import open_request
+from tests.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -177,12 +178,13 @@ async def test_refused_neighbour_changes_nothing(server: RealServer) -> None:
     assert good["choices"][0]["text"] == alone
 
 
-async def test_lost_clients_free_their_blocks_in_every_state(tiny_model: Path) -> None:
-    """B49: queued, in prefill, in decode, without stream."""
-    async with serving(tiny_model, "--max-num-seqs", "4") as server:
+async def test_lost_clients_free_their_blocks_in_every_state(tmp_path: Path) -> None:
+    """B49: queued, in prefill, in decode, without stream; none can end before its client leaves."""
+    model = make_tiny_model(tmp_path / "long.gguf", context_length=16_384)
+    async with serving(model, "--max-num-seqs", "4") as server:
         prompts = ["x", "the river runs " * 60]
         bodies = [
-            {**LONG, "prompt": prompt, "stream": is_stream, "max_tokens": 900}
+            {**LONG, "prompt": prompt, "stream": is_stream, "max_tokens": 15_000}
             for prompt in prompts
             for is_stream in (True, False)
         ]
