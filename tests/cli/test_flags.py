@@ -32,7 +32,7 @@ GIVEN: dict[str, tuple[Any, type, str, Any]] = {
     "--log-level": ("DEBUG", serve.ServeOptions, "log_level", "debug"),
     "--max-model-len": ("4K", SchedulerConfig, "max_model_len", 4096),
     "--max-num-seqs": ("8", SchedulerConfig, "max_num_seqs", 8),
-    "--max-num-batched-tokens": ("256", SchedulerConfig, "max_num_batched_tokens", 256),
+    "--max-num-batched-tokens": ("384", SchedulerConfig, "max_num_batched_tokens", 384),
     "--kv-cache-dtype": ("int8", CacheConfig, "kv_cache_dtype", KVCacheDType.INT8),
     "--kv-cache-memory": ("2GiB", CacheConfig, "kv_cache_memory_bytes", 2 << 30),
     "--block-size": ("16", CacheConfig, "block_size", 16),
