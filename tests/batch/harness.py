@@ -33,7 +33,7 @@ def line(custom_id: Any = "a", **fields: Any) -> dict[str, Any]:
 
 def completion(custom_id: str, **fields: Any) -> dict[str, Any]:
     """A line for /v1/completions."""
-    body = {"prompt": f"the river {custom_id}", "max_tokens": 4, **fields}
+    body = {"prompt": f"the river {custom_id}", "max_tokens": 4, "ignore_eos": True, **fields}
     return line(custom_id, url=COMPLETIONS, body=body)
 
 
