@@ -21,8 +21,10 @@ CASES: list[dict[str, Any]] = json.loads(
     Path(__file__).with_name("smollm2-135m-q4_1.json").read_text()
 )["cases"]
 
-MAX_MEAN_KL = 0.0015
-"""Mean over steps of sum p (log p - log q) over the golden top 10."""
+MAX_MEAN_KL = {KVCacheDType.F16: 0.0015, KVCacheDType.INT8: 0.003}
+"""Mean over steps of sum p (log p - log q) over the golden top 10. An int8 cache rounds on top of
+what the products round: measured 0.0010 with the tile kernels, 0.0015 with the AVX2 kernels.
+"""
 CLEAR_GAP_NATS = 0.5
 """Where the golden best two are further apart, the greedy token must agree."""
 
@@ -117,4 +119,4 @@ def test_clear_winners_agree_and_distributions_are_close(
         mean_kl, wrong = divergence(demo_model, case, dtype)
         assert not wrong, (case["source"], wrong)
         divergences.append(mean_kl)
-    assert np.mean(divergences) <= MAX_MEAN_KL
+    assert np.mean(divergences) <= MAX_MEAN_KL[dtype]
