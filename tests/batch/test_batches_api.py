@@ -389,6 +389,19 @@ async def test_stop_of_the_server_survives_in_every_status(tmp_path: Path) -> No
         assert ids(output) == ids(lines)
 
 
+async def test_server_stops_at_once_though_a_long_file_is_checked(tmp_path: Path) -> None:
+    lines = [line(f"r{i}") for i in range(20_000)]
+    async with batch_server(tmp_path) as server:
+        batch_id = await server.create(lines)
+        await asyncio.sleep(0.05)
+        started = time.monotonic()
+    assert time.monotonic() - started < 0.5
+    async with batch_server(tmp_path) as server:
+        assert (await server.batch(batch_id))["status"] == "validating"
+        await server.post(f"/v1/batches/{batch_id}/cancel")
+        await server.wait(batch_id)
+
+
 async def test_batch_waits_for_its_own_model(tmp_path: Path) -> None:
     lines = [line(f"r{i}") for i in range(30)]
     async with batch_server(tmp_path, step_s=0.02) as server:

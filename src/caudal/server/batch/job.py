@@ -80,6 +80,8 @@ class Job:
         self._tools = tools
         self._customer = Customer(record.owner)
         self._stop = asyncio.Event()
+        self._is_over = False
+        """Nobody waits any more for what threads do for this job."""
         self._results: ResultFiles | None = None
         self._output: list[bytes] = []
         self._errors: list[bytes] = []
@@ -91,6 +93,12 @@ class Job:
 
     async def run(self) -> None:
         """Go on from wherever the record stands; failures are logged and tried again."""
+        try:
+            await self._run()
+        finally:
+            self._is_over = True
+
+    async def _run(self) -> None:
         while not self.record.status.is_terminal:
             try:
                 await self._advance()
@@ -184,7 +192,7 @@ class Job:
 
     def _breathe(self) -> None:
         """Called in a worker thread."""
-        if self._stop.is_set():
+        if self._stop.is_set() or self._is_over:
             raise _StoppedError
         time.sleep(BREATH_S)
 
@@ -203,6 +211,9 @@ class Job:
             running.cancel()
             stopping.cancel()
             await asyncio.gather(running, stopping, return_exceptions=True)
+            if self._commit is not None:  # it still waits to begin
+                self._commit.cancel()
+                self._commit = None
             await self._write(results)
         if self._stop.is_set():
             return
@@ -350,6 +361,8 @@ class Job:
             for line in left:
                 results.done.add(line.ordinal)
             results.num_failed += len(left)
+            if self._is_over:
+                raise _StoppedError
             time.sleep(BREATH_S)
 
     async def _finish(self, status: BatchStatus) -> None:
