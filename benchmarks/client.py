@@ -37,13 +37,15 @@ async def _work(
 ) -> None:
     for prompt in pending:
         try:
-            await _request(session, model, prompt, run)
+            await stream_request(session, model, prompt, run)
         except (aiohttp.ClientError, TimeoutError, ValueError, RuntimeError) as error:
             run.num_failed += 1
             run.first_error = run.first_error or f"{type(error).__name__}: {error}"
 
 
-async def _request(session: aiohttp.ClientSession, model: str, prompt: Prompt, run: Run) -> None:
+async def stream_request(
+    session: aiohttp.ClientSession, model: str, prompt: Prompt, run: Run
+) -> None:
     """One answer, read to its end. Raises for a refusal, an error event or a cut stream."""
     body = {
         "model": model,

@@ -38,27 +38,28 @@ class Workload:
     def create_prompts(self, seed: int) -> list[Prompt]:
         """The prompts of one round; another seed shares no prefix with it."""
         source = random.Random(f"{self.name}-{seed}")
-        shared = _text(source, self.num_shared_words)
+        shared = make_text(source, self.num_shared_words)
         return [self.create_prompt(source, shared) for _ in range(self.num_requests)]
 
 
-def _text(source: random.Random, num_words: int) -> str:
+def make_text(source: random.Random, num_words: int) -> str:
+    """Random words."""
     return " ".join(source.choice(_WORDS) for _ in range(num_words))
 
 
 def _fixed(num_words: int, num_output_tokens: int) -> Callable[[random.Random, str], Prompt]:
-    return lambda source, _shared: Prompt(_text(source, num_words), num_output_tokens)
+    return lambda source, _shared: Prompt(make_text(source, num_words), num_output_tokens)
 
 
 def _mixed(source: random.Random, _shared: str) -> Prompt:
     """Short and long together: where waiting for the longest of a batch costs most."""
     num_output_tokens = min(400, 20 + int(source.expovariate(1 / 90)))
-    return Prompt(_text(source, source.randint(20, 300)), num_output_tokens)
+    return Prompt(make_text(source, source.randint(20, 300)), num_output_tokens)
 
 
 def _agent(source: random.Random, shared: str) -> Prompt:
     """A short move behind a long system prompt that every request shares."""
-    return Prompt(f"{shared}\n{_text(source, 40)}", 16)
+    return Prompt(f"{shared}\n{make_text(source, 40)}", 16)
 
 
 WORKLOADS = {

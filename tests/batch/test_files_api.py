@@ -179,6 +179,24 @@ async def test_file_above_the_limit_is_a_413_and_leaves_nothing(tmp_path: Path) 
         await server.upload(b"y" * 3_000_000)
 
 
+async def test_one_owner_cannot_fill_the_disk_or_hold_all_uploads(tmp_path: Path) -> None:
+    limits = BatchLimits(max_stored_bytes=1000, max_uploads=1)
+    async with batch_server(tmp_path, limits) as server:
+        service = server.served.state.batches
+        file_id = await server.upload(b"x" * 1000)
+        response = await send(server, PURPOSE + FILE + END)
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == "storage_full"
+        await server.http.delete(f"/v1/files/{file_id}")
+        await server.upload(b"x")
+        service._uploads[""] = 1
+        response = await send(server, PURPOSE + FILE + END)
+        assert response.status_code == 429
+        assert response.headers["retry-after"] == "2"
+        del service._uploads[""]
+        await server.upload(b"x")
+
+
 async def test_client_that_leaves_during_an_upload_leaves_nothing(tmp_path: Path) -> None:
     setup = Setup()
     setup.config = type(setup.config)(port=0, data_dir=tmp_path)

@@ -68,17 +68,18 @@ class Endpoint:
         try:
             await self._handler(self._state, exchange)
         except ClientGoneError:
-            self._state.metrics.requests_cancelled += self._is_generation
+            metrics = self._state.metrics_of(exchange.service)
+            metrics.requests_cancelled += self._is_generation
         except Exception as error:
             if self._is_generation:
-                self._count_refusal(error)
+                self._count_refusal(error, exchange)
             await _answer_error(exchange, error)
         finally:
             exchange.release_body(self._state.bodies)
             self._state.num_active -= self._is_generation
 
-    def _count_refusal(self, error: Exception) -> None:
-        rejected = self._state.metrics.requests_rejected
+    def _count_refusal(self, error: Exception, exchange: Exchange) -> None:
+        rejected = self._state.metrics_of(exchange.service).requests_rejected
         if isinstance(error, OverloadedError):
             rejected.increment(error.reason)
         elif isinstance(error, UnavailableError) and error.code != ABORTED:

@@ -23,9 +23,11 @@ class BatchLimits:
     max_errors: int = 100
     """Validation errors that a failed batch lists."""
     max_active: int = 256
-    """Batches that are not at their end."""
+    """Batches of one owner that are not at their end."""
     max_uploads: int = 8
-    """Uploads at the same time."""
+    """Uploads of one owner at the same time."""
+    max_stored_bytes: int = 32 * 1024 * 1024 * 1024
+    """Bytes in the files of one owner, above which uploads are refused."""
     commit_interval_s: float = 0.5
     """Results are written and synced this often: what a killed server runs again."""
     max_attempts: int = 3

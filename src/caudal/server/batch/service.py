@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
 from caudal.config import default_data_dir
@@ -26,7 +27,7 @@ from caudal.server.batch.pace import Slots
 from caudal.server.batch.records import PURPOSE_INPUT, BatchRecord, FileRecord, Page
 from caudal.server.batch.upload import receive_upload
 from caudal.server.batch.workers import Workers
-from caudal.server.errors import ConflictError
+from caudal.server.errors import ConflictError, PayloadTooLargeError
 from caudal.server.protocol.batches import CreateBatchRequest
 from caudal.server.state import AppState
 
@@ -50,7 +51,8 @@ class BatchService:
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = Slots(lambda: state.engine)
         self._tools: JobTools | None = None
-        self._num_uploads = 0
+        self._uploads: Counter[str] = Counter()
+        """Uploads in progress by owner."""
         self._is_closed = False
 
     def start(self) -> None:
@@ -84,21 +86,36 @@ class BatchService:
     ) -> FileRecord:
         """Store an upload. Raises as `receive_upload`, OverloadedError or UnavailableError."""
         workers = await self._open()
-        if self._num_uploads >= self._limits.max_uploads:
-            raise OverloadedError(
-                f"There are {self._num_uploads} uploads already; try again soon.",
-                retry_after_s=2.0,
-                reason="uploads",
-            )
+        await self._check_upload(workers, owner)
         file_id = f"file-{secrets.token_hex(12)}"
         path = workers.directory.upload_path(file_id)
-        self._num_uploads += 1
+        self._uploads[owner] += 1
         try:
             with _disk_errors():
                 return await self._receive(workers, owner, file_id, chunks, content_type)
         finally:
-            self._num_uploads -= 1
+            self._uploads[owner] -= 1
+            if not self._uploads[owner]:
+                del self._uploads[owner]
             await workers.contents(lambda: path.unlink(missing_ok=True))
+
+    async def _check_upload(self, workers: Workers, owner: str) -> None:
+        """Keep one owner from taking the server's connections or its disk."""
+        limits, num_uploads = self._limits, self._uploads[owner]
+        if num_uploads >= limits.max_uploads:
+            raise OverloadedError(
+                f"You have {num_uploads} uploads in progress; try again soon.",
+                retry_after_s=2.0,
+                reason="uploads",
+            )
+        num_bytes = await workers.records(lambda store: store.stored_bytes(owner))
+        if num_bytes >= limits.max_stored_bytes:
+            raise PayloadTooLargeError(
+                f"Your files hold {num_bytes} bytes and the limit is {limits.max_stored_bytes}; "
+                "delete some first.",
+                param="file",
+                code="storage_full",
+            )
 
     async def _receive(
         self,
@@ -187,9 +204,10 @@ class BatchService:
                 param="input_file_id",
                 code="invalid_value",
             )
-        if len(self._jobs) >= self._limits.max_active:
+        num_active = sum(job.record.owner == owner for job in self._jobs.values())
+        if num_active >= self._limits.max_active:
             raise OverloadedError(
-                f"There are {len(self._jobs)} unfinished batches; wait for some of them to end.",
+                f"You have {num_active} unfinished batches; wait for some of them to end.",
                 retry_after_s=60.0,
                 reason="batches",
             )

@@ -93,6 +93,15 @@ class BatchStore:
         row = rows.fetchone()
         return None if row is None else _file_record(row)
 
+    def stored_bytes(self, owner: str) -> int:
+        """Bytes that the files of `owner` take on the disk."""
+        rows = self._connection.execute(
+            "SELECT COALESCE(SUM(num_bytes), 0) FROM files WHERE owner = ? AND has_content",
+            (owner,),
+        )
+        total: int = rows.fetchone()[0]
+        return total
+
     def list_files(self, owner: str, page: Page, now: float) -> tuple[list[FileRecord], bool]:
         """A page of the files of `owner`, and whether more follow.
 
