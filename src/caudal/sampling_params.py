@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -10,6 +10,49 @@ MAX_LOGPROBS = 20
 
 Pooling = Literal["mean", "last"]
 """Over which tokens of a prompt the final hidden states are averaged: all, or only the last."""
+
+
+class StructuralTag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One form of constrained passage: `begin`, then JSON of `schema`, then `end`."""
+
+    begin: str
+    """Starts the passage, for example `<tool_call>{"name": "add", "arguments": `."""
+    schema: dict[str, Any] | bool | str
+    """JSON schema of what follows, as an object or as its JSON text."""
+    end: str = ""
+    """Must follow the JSON, for example `}</tool_call>`."""
+
+
+class StructuralTags(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Free text with constrained passages (tool calls), each of one of several forms."""
+
+    tags: tuple[StructuralTag, ...]
+    trigger: str | None = None
+    """Once the text contains this, one of `tags` is forced; each `begin` must start with it.
+    None: there is no free text, only passages."""
+    min_passages: int = 0
+    """With 1 and no `trigger`: an enforced call."""
+    max_passages: int | None = None
+    """Nothing follows the last passage of so many; None: no limit."""
+    separator: str = ""
+    """Between passages that have no free text in between."""
+
+
+class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the output must look like: exactly one of these fields is set."""
+
+    json: dict[str, Any] | bool | str | None = None
+    """A JSON schema, as an object or as its JSON text."""
+    json_object: bool = False
+    """Any JSON object."""
+    regex: str | None = None
+    """The whole output matches it."""
+    choice: tuple[str, ...] | None = None
+    """The output is one of these texts."""
+    grammar: str | None = None
+    """A context-free grammar in Lark's notation, with a rule `start`."""
+    structural_tags: StructuralTags | None = None
+    """Free text in which marked passages are constrained."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,3 +89,5 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """As `num_logprobs`, for prompt tokens 1…"""
     pooling: Pooling | None = None
     """Give a hidden state of the prompt instead of tokens; needs max_tokens 0."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """None: the output is free."""
