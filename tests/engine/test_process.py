@@ -212,3 +212,20 @@ def _is_alive(pid: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+async def test_request_in_the_moment_of_death_fails_as_one_that_may_be_repeated(
+    tiny_model: Path,
+) -> None:
+    """The socket has lost its peer before anybody has said that the process is gone."""
+    async with running(tiny_model) as client:
+        stream = await client.submit(request("old"))
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGKILL)
+        time.sleep(0.3)  # the loop must not hear of it
+        assert client.is_ready
+        with pytest.raises(EngineDeadError):
+            await client.submit(request("new"))
+        client.abort(["old"])
+        with pytest.raises(EngineDeadError):
+            await collect(stream)

@@ -176,8 +176,9 @@ class ZmqEngineClient:
         if self._info is None:
             raise UnavailableError("the engine is not ready", code="engine_not_ready")
         stream = OutputStream(self, request.request_id)
+        if not self._try_send(request):
+            raise EngineDeadError("the engine is gone")
         self._streams[request.request_id] = stream
-        self._send(request)
         try:
             await stream.admission
         except asyncio.CancelledError:
@@ -188,12 +189,12 @@ class ZmqEngineClient:
 
     def abort(self, request_ids: list[str]) -> None:
         """See EngineClient.abort."""
-        if self._sockets is not None and request_ids:
-            self._send(AbortRequests(request_ids=request_ids))
+        if request_ids:
+            self._try_send(AbortRequests(request_ids=request_ids))
 
     def inject_fault(self, request_id: str, after_output_tokens: int) -> None:
         """Tests only: make a request raise inside a step after so many output tokens."""
-        self._send(DebugFault(request_id=request_id, after_output_tokens=after_output_tokens))
+        self._try_send(DebugFault(request_id=request_id, after_output_tokens=after_output_tokens))
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until no request is open, at most `timeout_s`; then abort what is left."""
@@ -207,7 +208,7 @@ class ZmqEngineClient:
         process, watcher = self._process, self._watcher
         self._process = None
         if process is not None and process.returncode is None:
-            self._send(Shutdown())
+            self._try_send(Shutdown())
             try:
                 await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
             except TimeoutError:
@@ -219,9 +220,19 @@ class ZmqEngineClient:
                 await watcher
         self._end(EngineDeadError("the engine has been stopped"))
 
-    def _send(self, message: ToEngine) -> None:
-        if self._sockets is not None:
+    def _try_send(self, message: ToEngine) -> bool:
+        """False if nobody is there to take it.
+
+        Between the end of the engine process and the moment when `_watch` hears of it the socket
+        has no peer: it then refuses to send.
+        """
+        if self._sockets is None:
+            return False
+        try:
             self._sockets[0].send(self._encoder.encode(message), flags=zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
 
     def _receive(self) -> None:
         """Drain the socket: its descriptor signals edges, not levels."""
