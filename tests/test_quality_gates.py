@@ -128,8 +128,8 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
         for r in requirements.read_requirements(ROOT / "pyproject.toml", None)
     }
     import_names = {"pyzmq": "zmq"}
-    # Promised by what is declared: fastapi, uvicorn[standard], huggingface-hub.
-    brought = {"starlette", "pydantic", "uvloop", "httptools", "tqdm"}
+    # Promised by what is declared: uvicorn[standard], huggingface-hub.
+    brought = {"uvloop", "httptools", "tqdm"}
     known = {import_names.get(d, d) for d in declared} | brought | {"caudal"}
     undeclared = {
         f"{path.name}: {name}"

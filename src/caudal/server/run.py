@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib
 import logging
 import socket
 import sys
@@ -169,6 +170,7 @@ def _warm_up(state: AppState) -> None:
     """Do what the first chat and the first scrape would wait for; runs in a thread."""
     assert state.model is not None
     state.exposition()
+    importlib.import_module("caudal.server.router")
     if state.model.chat_template.error is None:
         message = {"role": "user", "content": "hi"}
         with contextlib.suppress(CaudalError):
