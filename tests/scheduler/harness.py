@@ -36,7 +36,10 @@ def make_prompt(num_tokens: int, salt: int = 0) -> list[int]:
 
 def make_request(request_id: str, prompt: list[int] | int, **options: Any) -> Request:
     """A greedy-looking request: `options` are SamplingParams or Request fields."""
-    fields = ("arrival_time", "priority", "namespace", "parent_id", "service")
+    fields = (
+        *("arrival_time", "priority", "namespace", "parent_id", "service"),
+        *("tenant", "weight", "deadline"),
+    )
     own = {name: options.pop(name) for name in fields if name in options}
     options.setdefault("max_tokens", 8)
     options.setdefault("ignore_eos", True)
@@ -180,9 +183,11 @@ class Harness:
         for _ in range(max_steps):
             if not self.scheduler.has_work:
                 return
-            has_requests = self.scheduler.num_running + self.scheduler.num_waiting > 0
+            had_requests = self.scheduler.num_running + self.scheduler.num_waiting > 0
             output = self.step()
-            assert output.num_tokens > 0 or not has_requests, "a step computed nothing"
+            has_requests = self.scheduler.num_running + self.scheduler.num_waiting > 0
+            is_needed = had_requests and has_requests  # else the deadlines of all have passed
+            assert output.num_tokens > 0 or not is_needed, "a step computed nothing"
         raise AssertionError(f"not finished after {max_steps} steps")
 
     def run_until(self, condition: Callable[[], bool], max_steps: int = 1000) -> None:

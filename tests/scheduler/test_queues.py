@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import random
 
-from caudal.scheduler.queues import WaitingQueue
+from caudal.scheduler.fair_sharing import FairShares
+from caudal.scheduler.queues import QueueTotals, WaitingQueue
 from caudal.scheduler.request import Request, RequestStatus
+from caudal.scheduler.stats import TrafficAverages
 from tests.scheduler.harness import make_request
+
+
+def make_queue() -> WaitingQueue:
+    return WaitingQueue(FairShares(TrafficAverages()))
 
 
 def queued(queue: WaitingQueue, index: int, priority: int = 0) -> Request:
@@ -31,7 +37,7 @@ def drain(queue: WaitingQueue) -> list[str]:
 
 
 def test_order_is_priority_then_arrival() -> None:
-    queue = WaitingQueue()
+    queue = make_queue()
     for index, priority in enumerate([1, 0, 1, -5, 0]):
         queued(queue, index, priority)
     assert drain(queue) == ["r3", "r1", "r4", "r0", "r2"]
@@ -39,7 +45,7 @@ def test_order_is_priority_then_arrival() -> None:
 
 
 def test_returning_request_goes_before_later_arrivals() -> None:
-    queue = WaitingQueue()
+    queue = make_queue()
     first = queued(queue, 0)
     assert queue.peek() is first
     queue.pop()
@@ -49,7 +55,7 @@ def test_returning_request_goes_before_later_arrivals() -> None:
 
 
 def test_aborted_requests_vanish_from_order_and_totals() -> None:
-    queue = WaitingQueue()
+    queue = make_queue()
     requests = [queued(queue, index) for index in range(4)]
     abort(queue, requests[0])
     abort(queue, requests[2])
@@ -58,11 +64,11 @@ def test_aborted_requests_vanish_from_order_and_totals() -> None:
 
 
 def test_many_aborts_do_not_pile_up_behind_a_waiting_head() -> None:
-    queue = WaitingQueue()
+    queue = make_queue()
     queued(queue, 0)
     for index in range(1, 5000):
         abort(queue, queued(queue, index)) if index % 50 == 0 else _abort(queue, index)
-    assert len(queue._heap) < 200
+    assert sum(map(len, queue._heaps.values())) < 200
     assert drain(queue) == ["r0"]
 
 
@@ -73,7 +79,7 @@ def _abort(queue: WaitingQueue, index: int) -> None:
 
 
 def test_parked_request_counts_but_is_not_served_until_woken() -> None:
-    queue = WaitingQueue()
+    queue = make_queue()
     parked, other = queued(queue, 0), queued(queue, 1)
     assert queue.peek() is parked
     queue.park()
@@ -84,7 +90,7 @@ def test_parked_request_counts_but_is_not_served_until_woken() -> None:
 
 
 def test_parked_request_can_be_aborted() -> None:
-    queue = WaitingQueue()
+    queue = make_queue()
     parked = queued(queue, 0)
     queue.peek()
     queue.park()
@@ -93,17 +99,21 @@ def test_parked_request_can_be_aborted() -> None:
 
 
 def test_ahead_counts_equal_and_better_priorities() -> None:
-    queue = WaitingQueue()
+    queue = make_queue()
     for index, priority in enumerate([1, 0, 2, 0]):
         queued(queue, index, priority)
-    assert queue.ahead_of(0).num_requests == 2
-    assert queue.ahead_of(1).num_tokens == 1 + 2 + 4
-    assert queue.ahead_of(-1).num_requests == 0
+
+    def ahead_of(priority: int) -> QueueTotals:
+        return queue.ahead_of(make_request("new", 5, priority=priority))
+
+    assert ahead_of(0).num_requests == 2
+    assert ahead_of(1).num_tokens == 1 + 2 + 4
+    assert ahead_of(-1).num_requests == 0
 
 
 def test_random_use_keeps_order_and_totals() -> None:
     rng = random.Random(0)
-    queue = WaitingQueue()
+    queue = make_queue()
     live: dict[str, Request] = {}
     parked: list[Request] = []
     for index in range(2000):

@@ -26,7 +26,8 @@ class RefusedRequest:
 
     @property
     def reason(self) -> str:
-        """What was exceeded: queue_requests, queue_tokens, queue_ttft, or an error code."""
+        """What was exceeded: queue_requests, queue_tokens, queue_ttft, deadline, or an error
+        code."""
         if isinstance(self.error, OverloadedError):
             return self.error.reason
         return self.error.code or "invalid_request"
@@ -90,6 +91,11 @@ class Load:
     waiting: QueueTotals
     ahead: QueueTotals = field(default_factory=QueueTotals)
     """The part of `waiting` that is served before the newcomer."""
+    own: QueueTotals = field(default_factory=QueueTotals)
+    """The part of `waiting` that is of the newcomer's tenant."""
+    num_tenants: int = 1
+    """Tenants with something in `waiting`, the newcomer's included."""
+    now: float = 0.0
 
 
 class AdmissionController:
@@ -97,6 +103,9 @@ class AdmissionController:
 
     Requests that find a free seat do not count against the queue: the bound is on those that
     have to wait. With nothing waiting, any request that can run at all is accepted.
+
+    While several tenants wait each can fill an equal share of the queue, even one that others
+    have filled; so the queue never holds more than twice its bound.
     """
 
     def __init__(
@@ -123,7 +132,8 @@ class AdmissionController:
         num_new = len(group)
         num_free = max(0, self._max_running - load.num_running)
         num_excess = waiting.num_requests + num_new - num_free - config.max_queue_requests
-        if num_excess > 0:
+        num_own = load.own.num_requests + num_new
+        if num_excess > 0 and not _is_within_share(num_own, config.max_queue_requests, load):
             return self._refuse(
                 f"{waiting.num_requests} requests are waiting and the limit is "
                 f"{config.max_queue_requests}",
@@ -134,7 +144,8 @@ class AdmissionController:
             return None
         num_tokens = sum(len(request.token_ids) for request in group)
         num_excess = waiting.num_tokens + num_tokens - config.max_queue_tokens
-        if num_excess > 0:
+        num_own = load.own.num_tokens + num_tokens
+        if num_excess > 0 and not _is_within_share(num_own, config.max_queue_tokens, load):
             num_leaving = math.ceil(num_excess * waiting.num_requests / waiting.num_tokens)
             return self._refuse(
                 f"{waiting.num_tokens} prompt tokens are waiting and the limit is "
@@ -153,7 +164,23 @@ class AdmissionController:
                 "queue_ttft",
                 excess_ms,
             )
-        return None
+        return self._check_deadline(group[0], ttft_ms, load)
+
+    def _check_deadline(
+        self, request: Request, ttft_ms: float, load: Load
+    ) -> OverloadedError | None:
+        """Why `request` need not queue: it would be dropped before its first token."""
+        if request.deadline is None:
+            return None
+        left_ms = (request.deadline - load.now) * 1e3
+        if ttft_ms <= left_ms:
+            return None
+        return self._refuse(
+            f"the first token would take about {ttft_ms / 1e3:.1f} s and the request's timeout "
+            f"leaves {left_ms / 1e3:.1f} s",
+            "deadline",
+            ttft_ms - left_ms,
+        )
 
     def predicted_ttft_ms(self, num_tokens: int, load: Load) -> float:
         """Predicted time to first token of a request of `num_tokens` that arrives now."""
@@ -206,3 +233,8 @@ class AdmissionController:
             retry_after_s=retry_after_s,
             reason=reason,
         )
+
+
+def _is_within_share(num_own: int, bound: int, load: Load) -> bool:
+    """Whether a tenant that shares the queue with others has not yet had its part of `bound`."""
+    return load.num_tenants > 1 and num_own * load.num_tenants <= bound

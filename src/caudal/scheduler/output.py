@@ -10,12 +10,13 @@ from caudal.step_io import TokenLogprobs
 
 
 class FinishReason(StrEnum):
-    """Why a request ended; the values are those of OpenAI plus abort and error."""
+    """Why a request ended; the values are those of OpenAI plus abort, error and timeout."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    TIMEOUT = "timeout"
 
 
 class RequestOutput(msgspec.Struct, kw_only=True, omit_defaults=True):

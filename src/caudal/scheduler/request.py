@@ -30,6 +30,7 @@ class RequestStatus(IntEnum):
     FINISHED_LENGTH = 4
     FINISHED_ABORT = 5
     FINISHED_ERROR = 6
+    FINISHED_TIMEOUT = 7
 
 
 FINISHED_STATUS: dict[FinishReason, RequestStatus] = {
@@ -37,6 +38,7 @@ FINISHED_STATUS: dict[FinishReason, RequestStatus] = {
     FinishReason.LENGTH: RequestStatus.FINISHED_LENGTH,
     FinishReason.ABORT: RequestStatus.FINISHED_ABORT,
     FinishReason.ERROR: RequestStatus.FINISHED_ERROR,
+    FinishReason.TIMEOUT: RequestStatus.FINISHED_TIMEOUT,
 }
 
 
@@ -44,7 +46,7 @@ FINISHED_STATUS: dict[FinishReason, RequestStatus] = {
 class Request:
     """One sequence; `n > 1` is several of these with one `parent_id`.
 
-    The caller gives the fields up to `service`; the rest belongs to the scheduler.
+    The caller gives the fields up to `deadline`; the rest belongs to the scheduler.
     """
 
     request_id: str
@@ -57,6 +59,12 @@ class Request:
     namespace: str = ""
     parent_id: str | None = None
     service: ServiceClass = ServiceClass.INTERACTIVE
+    tenant: str = ""
+    """Who shares the machine fairly with others: requests of equal priority take turns by it."""
+    weight: float = 1.0
+    """The tenant's share of the machine, relative to that of others."""
+    deadline: float | None = None
+    """When the request ends with `timeout` if it has not ended before; as `arrival_time`."""
 
     is_background: bool = field(init=False)
     """It yields seats, blocks and time to all requests that are not."""
@@ -94,6 +102,8 @@ class Request:
     """Collected until the first output."""
     block_keys: list[bytes] | None = field(init=False, default=None)
     """Keys of the full blocks of the known tokens, kept while waiting."""
+    num_prepaid: float = field(init=False, default=0.0)
+    """Output tokens that the tenant was charged for in advance."""
 
     def __post_init__(self) -> None:
         self.priority += self.service * PRIORITY_BAND

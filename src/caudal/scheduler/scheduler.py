@@ -41,6 +41,8 @@ class SchedulerLimits(TypedDict):
 class Scheduler:
     """Pure, deterministic and without a clock: `now` is in seconds, on any steady clock.
 
+    Requests past their deadline end when the next step is planned.
+
     A cycle is `schedule()`, running the step, `update_from_output()`. Requests may be added or
     aborted at any time, also between the two. Every accepted request gets exactly one terminal
     output.
@@ -97,6 +99,7 @@ class Scheduler:
             error = self._prepare(group)
             if error is None:
                 load = self._load(group[0])
+                load.now = now
                 error = self._admission.check(group, load)
             if error is None:
                 self._enqueue(group)
@@ -121,6 +124,8 @@ class Scheduler:
         """Plan the next step; the previous one must have been updated (or failed)."""
         assert self._in_flight is None, "the previous step has not been updated"
         self._num_steps += 1
+        for request in self._state.deadlines.take_expired(now):
+            self._pending.append(self._finish(request, FinishReason.TIMEOUT, now))
         self._in_flight = self._planner.plan(self._num_steps, now)
         return self._in_flight.output
 
@@ -248,6 +253,7 @@ class Scheduler:
                 request.siblings = by_prompt.setdefault(key, SiblingGroup())
             state.requests[request.request_id] = request
             state.waiting.push(request)
+            state.deadlines.add(request, len(state.requests))
 
     def _advance_rows(
         self, plan: StepPlan, result: ModelRunnerOutput, now: float
@@ -407,7 +413,8 @@ class Scheduler:
             running = [request for request in running if not request.is_background]
         load = Load(len(running), 0, 0, 0, [], waiting=waiting)
         if newcomer is not None:
-            load.ahead = state.waiting.ahead_of(newcomer.priority)
+            load.ahead = state.waiting.ahead_of(newcomer)
+            load.own, load.num_tenants = state.waiting.share_of(newcomer)
         for request in running:
             num_known = len(request.token_ids)
             num_output = num_known - request.num_prompt_tokens

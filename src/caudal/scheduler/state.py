@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from caudal.config import Batching, CacheConfig
 from caudal.kv_cache.kv_cache_manager import KVCacheManager
+from caudal.scheduler.deadlines import Deadlines
+from caudal.scheduler.fair_sharing import FairShares
 from caudal.scheduler.prefix_deferral import PrefixDeferral
 from caudal.scheduler.queues import WaitingQueue
 from caudal.scheduler.request import Request, RequestStatus
@@ -20,7 +22,10 @@ class SchedulerState:
         """Requests that hold blocks and a row, in order of admission."""
         self.num_background = 0
         """Running requests that yield to the others."""
-        self.waiting = WaitingQueue()
+        self.averages = TrafficAverages()
+        self.shares = FairShares(self.averages)
+        self.waiting = WaitingQueue(self.shares)
+        self.deadlines = Deadlines()
         self.kv = KVCacheManager(
             cache.num_blocks, cache.block_size, enable_prefix_caching=cache.enable_prefix_caching
         )
@@ -28,7 +33,6 @@ class SchedulerState:
         """Waiting for another's prefix only pays where requests join at any step."""
         self.deferral = PrefixDeferral(cache.block_size)
         self.counters = SchedulerCounters()
-        self.averages = TrafficAverages()
         self.dropped_row_ids: list[str] = []
         """Rows that the worker must drop before the next step."""
 
@@ -37,6 +41,7 @@ class SchedulerState:
         num_hit = request.num_computed_tokens
         counters = self.counters
         self.num_background += request.is_background
+        self.shares.charge(request)
         if request.first_scheduled_time is not None:
             num_lost = max(0, request.num_lost_tokens - num_hit)
             request.num_preempted_tokens += num_lost
@@ -60,6 +65,7 @@ class SchedulerState:
         """Take a running request off the machine; its cached blocks stay reusable."""
         del self.running[request.request_id]
         self.num_background -= request.is_background
+        self.shares.settle(request)
         self.kv.free(request.request_id)
         request.num_slots = 0
         request.block_keys = None
