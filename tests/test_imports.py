@@ -127,7 +127,19 @@ def test_checker_sees_an_upward_or_forbidden_import(module: str, source: str) ->
 
 def test_command_line_starts_without_the_heavy_packages() -> None:
     """`caudal --help` and errors in flags must not pay for NumPy, the server or the kernels."""
-    heavy = ("numpy", "starlette", "uvicorn", "tokenizers", "zmq", "caudal.llm", "caudal.ops.cpu")
-    code = f"import sys, caudal.cli.main; print([m for m in {heavy!r} if m in sys.modules])"
+    heavy = (
+        "typer",
+        "numpy",
+        "starlette",
+        "uvicorn",
+        "tokenizers",
+        "zmq",
+        "caudal.llm",
+        "caudal.ops.cpu",
+    )
+    code = (
+        "import sys, caudal.cli.main, caudal.cli.serve;"
+        f"print([m for m in {heavy!r} if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from caudal.cli import chat, serve
-from caudal.cli.flags import Flag, field_default, field_docstrings, parse_flags
+from caudal.cli.flags import (
+    Flag,
+    Values,
+    create_command,
+    field_default,
+    field_docstrings,
+    parse_flags,
+    parse_plain,
+)
 from caudal.cli.units import choice, count, number, parse_bytes
 from caudal.config import (
     Batching,
@@ -171,3 +181,72 @@ def test_config_without_readable_source_has_no_docstrings(tmp_path: Path) -> Non
     namespace: dict[str, Any] = {"__name__": "builtins"}
     exec("class Invisible:\n    x: int = 1", namespace)
     assert field_docstrings(namespace["Invisible"]) == {}
+
+
+def parse_with_typer(argv: list[str]) -> tuple[str, Values] | None:
+    """What `serve` would be called with; None if typer refuses `argv` or shows help."""
+    calls: list[tuple[str, Values]] = []
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    command = create_command(
+        lambda model, values: calls.append((model, values)),
+        serve.MODEL,
+        serve.SERVE_FLAGS,
+        is_help=False,
+    )
+    app.command()(command)
+    try:
+        app(args=argv, standalone_mode=False)
+    except (typer.TyperException, ConfigError):
+        return None
+    return calls[0] if calls else None
+
+
+WORDS = (
+    *("model.gguf", "a", "--", "-", "", "-p", "--help", "--host", "--host=h", "--port", "9000"),
+    *("--port=1", "--port=", "--hos", "--enable-prefix-caching", "--no-enable-prefix-caching"),
+    *(
+        "--enable-prefix-caching=1",
+        "--no-port",
+        "--threads",
+        "-1",
+        "--profile",
+        "agent",
+        "caf\u00e9",
+    ),
+    *("--log-level=x", "a=b", "--api-key", "--no-api-key", "\udcff", "--no-", "=", "---"),
+)
+
+
+def test_plain_parsing_never_differs_from_typer() -> None:
+    """A second parser that reads a command line in its own way would be a trap."""
+    choose = random.Random(7)
+    num_plain = 0
+    for _ in range(400):
+        argv = choose.choices(WORDS, k=choose.randint(0, 4))
+        try:
+            plain = parse_plain(argv, serve.MODEL, serve.SERVE_FLAGS)
+        except ConfigError:
+            assert parse_with_typer(argv) is None, argv
+            continue
+        if plain is not None:
+            num_plain += 1
+            assert plain == parse_with_typer(argv), argv
+    assert num_plain > 60
+
+
+def test_plain_parsing_covers_every_flag() -> None:
+    """Else a common command line would silently start slowly."""
+    argv = ["model.gguf"]
+    for name, (text, *_) in GIVEN.items():
+        argv += [name, text] if isinstance(text, str) else [f"--no-{name[2:]}"]
+    plain = parse_plain(argv, serve.MODEL, serve.SERVE_FLAGS)
+    assert plain is not None
+    assert plain == parse_with_typer(argv)
+    assert parse_plain([], serve.MODEL, serve.SERVE_FLAGS) == (
+        serve.DEFAULT_MODEL,
+        plain_defaults(),
+    )
+
+
+def plain_defaults() -> Values:
+    return {flag.config: {} for flag in serve.SERVE_FLAGS}

@@ -101,7 +101,7 @@ def test_typed_errors_become_one_line_and_an_exit_code(
     def fail(_argv: list[str]) -> None:
         raise error
 
-    monkeypatch.setattr(main, "create_app", fail)
+    monkeypatch.setattr(main, "run_command", fail)
     with pytest.raises(SystemExit) as caught:
         main.main(["serve"])
     assert caught.value.code == code
@@ -116,6 +116,6 @@ def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch
     def fail(_argv: list[str]) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(main, "create_app", fail)
+    monkeypatch.setattr(main, "run_command", fail)
     with pytest.raises(ZeroDivisionError):
         main.main(["serve"])

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
-from typing import Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any
 
 from caudal.cli.units import Parser
+
+if TYPE_CHECKING:
+    import inspect
+
+Values = dict[type, dict[str, Any]]
+"""Checked values of the flags that were given, by config and field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,9 @@ class Positional:
 
 def field_docstrings(config: type) -> dict[str, str]:
     """The string under each field of a dataclass, read from its source; empty without source."""
+    import ast
+    import inspect
+
     try:
         tree = ast.parse(inspect.getsource(sys.modules[config.__module__]))
     except (OSError, TypeError):
@@ -71,7 +76,7 @@ def field_default(config: type, name: str) -> Any:
 
 
 def create_command(
-    run: Callable[[str, dict[type, dict[str, Any]]], None],
+    run: Callable[[str, Values], None],
     model: Positional,
     flags: Iterable[Flag],
     *,
@@ -83,6 +88,8 @@ def create_command(
     those; a field without its flag keeps the default of its config. Help texts are collected only
     if `is_help`, because reading them costs a parse of the sources.
     """
+    import inspect
+
     flags = tuple(flags)
 
     def command(**given: Any) -> None:
@@ -101,9 +108,9 @@ def create_command(
     return command
 
 
-def parse_flags(flags: Iterable[Flag], given: dict[str, Any]) -> dict[type, dict[str, Any]]:
-    """Checked values of the flags that were given, by config and field; raises ConfigError."""
-    values: dict[type, dict[str, Any]] = {}
+def parse_flags(flags: Iterable[Flag], given: dict[str, Any]) -> Values:
+    """Checked values of the flags that were given; raises ConfigError."""
+    values: Values = {}
     for flag in flags:
         of_config = values.setdefault(flag.config, {})
         text = given[_parameter_name(flag)]
@@ -112,11 +119,55 @@ def parse_flags(flags: Iterable[Flag], given: dict[str, Any]) -> dict[type, dict
     return values
 
 
+def parse_plain(
+    argv: Sequence[str], model: Positional, flags: Sequence[Flag]
+) -> tuple[str, Values] | None:
+    """What typer would make of `argv`, or None where it may see something else in it.
+
+    Understands `--flag value`, `--flag=value`, switches and the positional argument. Help, short
+    names and every mistake are left to typer, whose import takes longer than an engine's.
+    Raises ConfigError for a value out of range.
+    """
+    if model.default is None or not all(map(_is_plain, argv)):
+        return None
+    given: dict[str, Any] = dict.fromkeys(map(_parameter_name, flags))
+    by_name = {flag.name: flag for flag in flags}
+    positionals: list[str] = []
+    rest = iter(argv)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        flag = by_name.get(name)
+        if not word.startswith("-"):
+            positionals.append(word)
+        elif flag is not None and flag.parse is not None:
+            value = value if equals else next(rest, "")
+            if not value or (value.startswith("-") and not equals):
+                return None
+            given[_parameter_name(flag)] = value
+        else:
+            switch = flag or by_name.get(f"--{name.removeprefix('--no-')}")
+            if switch is None or switch.parse is not None or equals:
+                return None
+            given[_parameter_name(switch)] = flag is not None
+    if len(positionals) > 1:
+        return None
+    return (positionals or [model.default])[0], parse_flags(flags, given)
+
+
+def _is_plain(word: str) -> bool:
+    """Whether every parser takes the word as it is: not empty, no lone surrogates."""
+    return word != "" and (word.isascii() or word.isprintable())
+
+
 def _parameter_name(flag: Flag) -> str:
     return flag.name.removeprefix("--").replace("-", "_")
 
 
 def _positional_parameter(model: Positional) -> inspect.Parameter:
+    import inspect
+
+    import typer
+
     argument = typer.Argument(help=model.help, metavar=model.metavar)
     is_given = model.is_required or model.default
     annotation = Annotated[str if is_given else str | None, argument]  # type: ignore[valid-type]
@@ -127,6 +178,10 @@ def _positional_parameter(model: Positional) -> inspect.Parameter:
 
 
 def _flag_parameter(flag: Flag, help_text: str) -> inspect.Parameter:
+    import inspect
+
+    import typer
+
     default = field_default(flag.config, flag.field)
     shown = _show_default(flag, default)
     if flag.parse is None:

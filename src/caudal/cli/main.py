@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-import typer
 
 from caudal.errors import CaudalError, ConfigError
 
@@ -23,6 +19,8 @@ class Command:
     summary: str
     is_factory: bool = False
     """The function makes the command, given whether help is asked for."""
+    plain_function: str = ""
+    """Runs the command without typer if its words are plain; tells whether they were."""
 
 
 COMMANDS = (
@@ -32,6 +30,7 @@ COMMANDS = (
         "create",
         "Serve MODEL to many users at once over the OpenAI API.",
         is_factory=True,
+        plain_function="run_plain",
     ),
     Command(
         ("chat",),
@@ -73,73 +72,28 @@ def main(argv: list[str] | None = None) -> None:
     if not arguments or (len(arguments) == 1 and arguments[0] in GROUPS):
         arguments = [*arguments, "--help"]
     try:
-        code = create_app(arguments)(args=arguments, prog_name="caudal", standalone_mode=False)
+        code = run_command(arguments)
     except ConfigError as error:
         _fail(str(error), 2)
     except CaudalError as error:
         _fail(str(error), 1)
-    except typer.TyperException as error:
-        _fail(error.format_message() + " (--help lists the options)", 2)
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         sys.exit(130)
-    sys.exit(code if isinstance(code, int) else 0)
+    sys.exit(code)
+
+
+def run_command(arguments: list[str]) -> int:
+    """Run the command that `arguments` name, if possible without typer; returns the exit code."""
+    for command in COMMANDS:
+        if command.plain_function and arguments[0] == command.path[0]:
+            run_plain = getattr(importlib.import_module(command.module), command.plain_function)
+            if run_plain(arguments[1:]):
+                return 0
+    from caudal.cli.typer_app import run_app
+
+    return run_app(arguments)
 
 
 def _fail(message: str, code: int) -> None:
     print(f"caudal: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
-
-
-def create_app(argv: list[str]) -> typer.Typer:
-    """The command line for `argv`: the command it names is imported, the others are summaries."""
-    app = typer.Typer(
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-        help=_main.__doc__,
-    )
-    app.callback()(_main)
-    groups = {
-        name: typer.Typer(rich_markup_mode=None, help=summary) for name, summary in GROUPS.items()
-    }
-    for name, group in groups.items():
-        app.add_typer(group, name=name)
-    words = tuple(word for word in argv if not word.startswith("-"))
-    for command in COMMANDS:
-        parent = groups[command.path[0]] if len(command.path) > 1 else app
-        is_named = words[: len(command.path)] == command.path
-        function = _load(command, argv) if is_named else _stub
-        parent.command(command.path[-1], help=command.summary)(function)
-    return app
-
-
-def _load(command: Command, argv: list[str]) -> Callable[..., None]:
-    function: Callable[..., Any] = getattr(
-        importlib.import_module(command.module), command.function
-    )
-    created: Callable[..., None] = function("--help" in argv) if command.is_factory else function
-    return created
-
-
-def _stub() -> None:
-    """Stands for a command that `argv` does not name; only its summary is ever used."""
-
-
-def _show_version(is_asked: bool) -> None:
-    if is_asked:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            print(f"caudal {version('caudal')}")
-        except PackageNotFoundError:
-            print("caudal (not installed)")
-        raise typer.Exit
-
-
-def _main(
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
-    ] = False,
-) -> None:
-    """Serves open-weights language models to many users at once."""

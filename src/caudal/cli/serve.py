@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from caudal.cli.flags import Flag, Positional, create_command
+from caudal.cli.flags import Flag, Positional, Values, create_command, parse_plain
 from caudal.cli.units import choice, count, directory, nonempty, number, parse_bytes
 from caudal.config import (
     BLOCK_SIZE,
@@ -99,7 +98,7 @@ SERVE_FLAGS = (*_SERVER_FLAGS, *MODEL_FLAGS, *_SCHEDULER_FLAGS)
 MODEL = Positional("model", DEFAULT_MODEL, "A known name, a hub id, or the path of a GGUF file.")
 
 
-def serve(model: str, values: dict[type, dict[str, Any]]) -> None:
+def serve(model: str, values: Values) -> None:
     """Serve MODEL to many users at once over the OpenAI API."""
     server, scheduler = build_server_config(model, values), build_scheduler_config(values)
     configure_logging(ServeOptions(**values[ServeOptions]).log_level)
@@ -125,7 +124,7 @@ def configure_logging(level: str) -> None:
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
-def build_scheduler_config(values: dict[type, dict[str, Any]]) -> SchedulerConfig:
+def build_scheduler_config(values: Values) -> SchedulerConfig:
     """The scheduler's config with the targets of the profile, or those given explicitly.
 
     Raises ConfigError for flags that contradict each other.
@@ -140,9 +139,17 @@ def build_scheduler_config(values: dict[type, dict[str, Any]]) -> SchedulerConfi
     return with_profile(config, options.profile, ttft_ms=options.ttft_ms, tpot_ms=options.tpot_ms)
 
 
-def build_server_config(model: str, values: dict[type, dict[str, Any]]) -> ServerConfig:
+def build_server_config(model: str, values: Values) -> ServerConfig:
     """The server's config; the API name of the model defaults to what was typed."""
     return ServerConfig(**{"served_model_name": model, **values[ServerConfig]})
+
+
+def run_plain(argv: Sequence[str]) -> bool:
+    """Serve as the words after `serve` say; False if they need typer to be understood."""
+    parsed = parse_plain(argv, MODEL, SERVE_FLAGS)
+    if parsed is not None:
+        serve(*parsed)
+    return parsed is not None
 
 
 def create(is_help: bool) -> Callable[..., None]:
