@@ -8,8 +8,8 @@ import random
 import pytest
 
 from caudal.tokenizer import Tokenizer
-from caudal.tokenizer.byte_level import byte_characters
 from caudal.tokenizer.pretokenizers import find_pre_tokenizer
+from caudal.weights.token_bytes import byte_characters
 from tests.tiny_vocabulary import bpe_metadata
 from tests.tokenizer.naive import merge_by_rank, random_text
 

@@ -7,11 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Self
 
 from caudal.errors import InvalidRequestError, ModelFileError, UnsupportedModelError
-from caudal.tokenizer.byte_level import (
-    byte_token_value,
-    bytes_of_byte_level,
-    bytes_of_sentencepiece,
-)
 from caudal.tokenizer.pretokenizers import find_pre_tokenizer
 from caudal.tokenizer.rendered_prompt import RenderedPrompt
 from caudal.tokenizer.special_tokens import SpecialTokenFinder
@@ -20,10 +15,9 @@ from caudal.tokenizer.text_encoders import (
     create_byte_level_encoder,
     create_sentencepiece_encoder,
 )
-from caudal.tokenizer.vocabulary import (
-    BYTE,
+from caudal.weights.token_bytes import raw_token_bytes
+from caudal.weights.token_vocabulary import (
     CONTROL,
-    NORMAL,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
@@ -198,19 +192,14 @@ class Tokenizer:
         return self.piece(token_id)
 
     def _make_piece(self, token_id: int) -> TokenPiece:
-        raw = self._raw_bytes(self._tokens[token_id], self._types[token_id])
+        raw = raw_token_bytes(
+            self._tokens[token_id], self._types[token_id], is_byte_level=self._is_byte_level
+        )
         try:
             text = raw.decode("utf-8")
         except UnicodeDecodeError:
             text = None
         return TokenPiece(raw, text, token_id in self.special_ids)
-
-    def _raw_bytes(self, token: str, token_type: int) -> bytes:
-        if token_type == BYTE and (value := byte_token_value(token)) is not None:
-            return bytes([value])
-        if token_type != NORMAL:
-            return token.encode("utf-8", "replace")
-        return bytes_of_byte_level(token) if self._is_byte_level else bytes_of_sentencepiece(token)
 
     def _finder(self, ids: Iterable[int]) -> SpecialTokenFinder:
         return SpecialTokenFinder({self._tokens[index]: index for index in ids})

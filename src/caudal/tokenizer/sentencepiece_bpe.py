@@ -6,7 +6,7 @@ import heapq
 import re
 from collections.abc import Mapping
 
-from caudal.tokenizer.byte_level import SPM_SPACE
+from caudal.weights.token_bytes import SPM_SPACE
 
 _WORD = re.compile(f"{SPM_SPACE}+[^{SPM_SPACE}]*|[^{SPM_SPACE}]+")
 """A run of spaces with what follows it; joined, the matches give the text back."""

@@ -10,10 +10,10 @@ import tokenizers
 from tokenizers import models
 
 from caudal.errors import ModelFileError
-from caudal.tokenizer.byte_level import SPM_SPACE, byte_characters, byte_token_value
 from caudal.tokenizer.pretokenizers import PreTokenizerSpec
 from caudal.tokenizer.sentencepiece_bpe import ScoreMerger, has_exact_merges, merges_from_scores
-from caudal.tokenizer.vocabulary import (
+from caudal.weights.token_bytes import SPM_SPACE, byte_characters, byte_token_value
+from caudal.weights.token_vocabulary import (
     BYTE,
     CONTROL,
     UNKNOWN,

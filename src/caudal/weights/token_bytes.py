@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 from string import hexdigits
 
+from caudal.weights.token_vocabulary import BYTE, NORMAL
+
 SPM_SPACE = "\u2581"
 """SentencePiece writes a space as LOWER ONE EIGHTH BLOCK."""
 
@@ -53,3 +55,12 @@ def byte_token_value(token: str) -> int | None:
     if token != f"<0x{digits}>" or len(digits) != 2 or not set(digits) <= set(hexdigits):
         return None
     return int(digits, 16)
+
+
+def raw_token_bytes(token: str, token_type: int, *, is_byte_level: bool) -> bytes:
+    """The bytes that a token of a vocabulary stands for; of a special one its text in UTF-8."""
+    if token_type == BYTE and (value := byte_token_value(token)) is not None:
+        return bytes([value])
+    if token_type != NORMAL:
+        return token.encode("utf-8", "replace")
+    return bytes_of_byte_level(token) if is_byte_level else bytes_of_sentencepiece(token)
