@@ -103,18 +103,19 @@ def serve(model: str, values: Values) -> None:
     server, scheduler = build_server_config(model, values), build_scheduler_config(values)
     configure_logging(ServeOptions(**values[ServeOptions]).log_level)
 
-    from caudal.weights.download import resolve_model
+    cache, parallel = CacheConfig(**values[CacheConfig]), ParallelConfig(**values[ParallelConfig])
 
-    engine = EngineConfig(
-        model_path=resolve_model(model),
-        cache=CacheConfig(**values[CacheConfig]),
-        scheduler=scheduler,
-        parallel=ParallelConfig(**values[ParallelConfig]),
-    )
+    from caudal.engine.child import EngineChild
 
-    from caudal.server.run import run_server
+    # First of all: the engine imports its code while this process finds the model and its own.
+    with EngineChild() as child:
+        from caudal.weights.download import resolve_model
 
-    run_server(engine, server)
+        engine = EngineConfig(resolve_model(model), cache, scheduler, parallel)
+
+        from caudal.server.run import run_server
+
+        run_server(engine, server, child)
 
 
 def configure_logging(level: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -65,6 +66,9 @@ class EngineProcess:
             executor = UniProcExecutor(config)
             core = EngineCore(config, executor)
             self._send(core.describe(config.model_path.name))
+            # Everything made so far stays: keep the collector from walking it between steps.
+            gc.freeze()
+            gc.enable()
             self._serve(core)
         except Exception as error:
             is_known = isinstance(error, CaudalError)
@@ -156,13 +160,12 @@ def _send_heartbeats(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, par
 
 
 def main() -> int:
-    """Read the LaunchConfig from standard input and serve."""
+    """Read the LaunchConfig from standard input and serve; nothing there is no order to run."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the server decides when the engine ends
-    launch = decode_launch(sys.stdin.buffer.read())
+    data = sys.stdin.buffer.read()
+    if not data:
+        return 0
+    launch = decode_launch(data)
     logging.basicConfig(level=launch.log_level, format="%(levelname)s %(name)s: %(message)s")
     return EngineProcess(launch.request_endpoint, launch.output_endpoint).run(launch.engine)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import shutil
-import sys
 import tempfile
 import time
 from collections import deque
@@ -17,6 +16,7 @@ import msgspec
 import zmq
 
 from caudal.config import EngineConfig
+from caudal.engine.child import EngineChild
 from caudal.engine.messages import (
     AbortRequests,
     DebugFault,
@@ -94,13 +94,15 @@ class OutputStream:
 class ZmqEngineClient:
     """Owns the engine process and its sockets; all methods run on one event loop."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, child: EngineChild | None = None) -> None:
+        """`child`: a process that was started early; the client takes it over."""
         self._config = config
+        self._child = child
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._streams: dict[str, OutputStream] = {}
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: EngineChild | None = None
         self._sockets: tuple[zmq.Socket[bytes], zmq.Socket[bytes]] | None = None
         self._directory: str | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -152,19 +154,12 @@ class ZmqEngineClient:
         self._sockets = sender, receiver
         log_level = logging.getLogger("caudal").getEffectiveLevel()
         launch = LaunchConfig(self._config, endpoints[0], endpoints[1], log_level)
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "caudal.engine.process",
-            stdin=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        assert self._process.stdin is not None
-        self._process.stdin.write(encode_launch(launch))
-        self._process.stdin.close()
+        process, self._child = self._child or EngineChild(), None
+        process.configure(encode_launch(launch))
+        self._process = process
         self._last_message = time.monotonic()
         loop.add_reader(_descriptor(receiver), self._receive)
-        self._watcher = loop.create_task(self._watch(self._process))
+        self._watcher = loop.create_task(self._watch(process))
 
     async def wait_ready(self) -> EngineReady:
         """Wait for the first real step. Raises EngineDeadError with the engine's message."""
@@ -275,7 +270,7 @@ class ZmqEngineClient:
         if result.stats is not None:
             self._stats = result.stats
 
-    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+    async def _watch(self, process: EngineChild) -> None:
         """Notice an engine that exits or falls silent, and end every stream with an error."""
         exited = asyncio.ensure_future(process.wait())
         interval = HEARTBEAT_INTERVAL_S / 2

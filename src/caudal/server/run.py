@@ -24,6 +24,7 @@ from caudal.server.signals import StopRequests
 if TYPE_CHECKING:
     import uvicorn
 
+    from caudal.engine.child import EngineChild
     from caudal.engine.client import EngineClient
     from caudal.server.model import ServedModel
     from caudal.server.state import AppState
@@ -49,12 +50,14 @@ class ServeSpec:
     """Told once when the server is ready."""
 
 
-def run_server(engine: EngineConfig, server: ServerConfig) -> None:
+def run_server(engine: EngineConfig, server: ServerConfig, child: EngineChild) -> None:
     """Serve the model of `engine` until a signal; raises SystemExit(1) if that fails.
 
-    Raises ConfigError if the address cannot be bound.
+    `child` becomes the engine. Raises ConfigError if the address cannot be bound.
     """
     from caudal.engine.zmq_client import ZmqEngineClient
+
+    children = [child]
 
     name = server.served_model_name or engine.model_path.stem
 
@@ -63,7 +66,10 @@ def run_server(engine: EngineConfig, server: ServerConfig) -> None:
 
         return load_served_model(engine.model_path, name)
 
-    code = serve(ServeSpec(server, lambda: ZmqEngineClient(engine), load))
+    def create_engine() -> ZmqEngineClient:
+        return ZmqEngineClient(engine, children.pop() if children else None)
+
+    code = serve(ServeSpec(server, create_engine, load))
     if code:
         raise SystemExit(code)
 
