@@ -14,6 +14,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "caudal"
 
 LAYERS = (
     "cli",
+    "bench",
     "server",
     "llm",
     "tokenizer",

@@ -76,8 +76,8 @@ def field_default(config: type, name: str) -> Any:
 
 
 def create_command(
-    run: Callable[[str, Values], None],
-    model: Positional,
+    run: Callable[[Any, Values], None],
+    model: Positional | None,
     flags: Iterable[Flag],
     *,
     is_help: bool,
@@ -85,18 +85,19 @@ def create_command(
     """A function whose signature typer turns into options.
 
     It parses every flag that was given and calls `run(model, {config: {field: value}})` with
-    those; a field without its flag keeps the default of its config. Help texts are collected only
-    if `is_help`, because reading them costs a parse of the sources.
+    those, with None for the model if the command has no such argument; a field without its flag
+    keeps the default of its config. Help texts are collected only if `is_help`, because reading
+    them costs a parse of the sources.
     """
     import inspect
 
     flags = tuple(flags)
 
     def command(**given: Any) -> None:
-        positional = given.pop(model.name)
+        positional = given.pop(model.name) if model else None
         run(positional, parse_flags(flags, given))
 
-    parameters = [_positional_parameter(model)]
+    parameters = [_positional_parameter(model)] if model else []
     docstrings = {c: field_docstrings(c) for c in {f.config for f in flags}} if is_help else {}
     for flag in flags:
         help_text = flag.help or docstrings.get(flag.config, {}).get(flag.field, "")

@@ -53,6 +53,13 @@ COMMANDS = (
         "Fetch a model into the cache; print its path on standard output.",
     ),
     Command(
+        ("bench", "serve"),
+        "caudal.cli.bench_serve",
+        "create",
+        "Measure an OpenAI-compatible server under load.",
+        is_factory=True,
+    ),
+    Command(
         ("bench", "kernels"),
         "caudal.cli.bench_kernels",
         "bench_kernels",
@@ -60,7 +67,7 @@ COMMANDS = (
     ),
 )
 
-GROUPS = {"bench": "Measure this machine."}
+GROUPS = {"bench": "Measure servers and this machine."}
 
 
 def main(argv: list[str] | None = None) -> None:
