@@ -23,6 +23,7 @@ LAYERS = (
     "kv_cache",
     "executor",
     "worker",
+    "structured_output",
     "models",
     "weights",
     "ops",

@@ -1,0 +1,160 @@
+"""Compiled grammars, and the one that each request follows."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from caudal.errors import CaudalError, InvalidRequestError
+from caudal.sampling_params import StructuredOutputsParams
+from caudal.structured_output.grammar import (
+    create_grammar,
+    grammar_error,
+    parser_limits,
+    short,
+)
+from caudal.structured_output.limits import MAX_DIGITS
+from caudal.structured_output.number_runs import NumberRuns
+from caudal.structured_output.vocabulary import GrammarVocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+MAX_CACHED_GRAMMARS = 64
+NUM_COMPILERS = 2
+WHERE = "structured_outputs"
+
+
+class ConstraintError(CaudalError):
+    """The grammar of a request cannot be followed any further; only this request fails."""
+
+
+class Constraint:
+    """Follows the output of one request and says which tokens may come next.
+
+    Not thread-safe: between the start of a mask and its end nothing else may be called.
+    """
+
+    __slots__ = ("_runs", "_vocabulary", "is_complete", "matcher")
+
+    def __init__(
+        self, matcher: LLMatcher, vocabulary: GrammarVocabulary, runs: NumberRuns | None
+    ) -> None:
+        self.matcher = matcher
+        self._vocabulary = vocabulary
+        self._runs = runs
+        self.is_complete = False
+        """An end-of-generation token has been accepted: nothing can follow."""
+
+    def accept(self, token_id: int) -> None:
+        """Advance by a sampled token. Raises ConstraintError if the grammar does not allow it."""
+        if self.is_complete:
+            return
+        if not self.matcher.consume_token(token_id):
+            raise ConstraintError("the output left the form that was asked for")
+        if token_id in self._vocabulary.eog_ids:
+            self.is_complete = True
+        elif self._runs is not None:
+            self._runs.push(self._vocabulary.token_bytes[token_id])
+
+    def finish_mask(self, mask: NDArray[np.int32]) -> None:
+        """Check a mask made by the matcher and end numbers that go on for ever, in place.
+
+        mask: [num_words], a bit per token. Raises ConstraintError if the matcher has given up.
+        """
+        if self.matcher.is_error():
+            raise ConstraintError("the grammar became too complex to follow any further")
+        if self._runs is not None and self._runs.digits >= MAX_DIGITS:
+            others = mask & self._vocabulary.without_digits
+            if others.any():
+                mask[:] = others
+
+
+class _Template(msgspec.Struct, frozen=True):
+    """A compiled grammar in its first state; copies share what it has learnt."""
+
+    matcher: LLMatcher
+    vocabulary: GrammarVocabulary
+    trigger: bytes | None
+    has_json: bool
+
+    def create(self) -> Constraint:
+        runs = NumberRuns(self.trigger) if self.has_json else None
+        return Constraint(self.matcher.deep_copy(), self.vocabulary, runs)
+
+
+class ConstraintFactory:
+    """Compiles grammars in threads of its own and keeps the latest.
+
+    The vocabulary is read when the first grammar comes, because most servers never need it.
+    """
+
+    def __init__(self, load_vocabulary: Callable[[], GrammarVocabulary]) -> None:
+        self._load_vocabulary = load_vocabulary
+        self._vocabulary: GrammarVocabulary | None = None
+        self._lock = threading.Lock()
+        self._templates: OrderedDict[bytes, Future[_Template]] = OrderedDict()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def prepare(self, params: StructuredOutputsParams) -> Future[_Template]:
+        """Compile without waiting. The future raises InvalidRequestError if that is impossible."""
+        key = msgspec.msgpack.encode(params)
+        future = self._templates.get(key)
+        if future is not None and not (future.done() and future.exception() is not None):
+            self._templates.move_to_end(key)
+            return future
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(NUM_COMPILERS, "caudal-grammar")
+        future = self._templates[key] = self._pool.submit(self._compile, params)
+        while len(self._templates) > MAX_CACHED_GRAMMARS:
+            self._templates.popitem(last=False)
+        return future
+
+    def create(self, params: StructuredOutputsParams, output_ids: Sequence[int]) -> Constraint:
+        """The constraint of a request that has produced `output_ids` so far.
+
+        Waits if the grammar was not prepared. Raises InvalidRequestError if it cannot be compiled,
+        ConstraintError if it does not allow `output_ids`.
+        """
+        constraint = self.prepare(params).result().create()
+        for token_id in output_ids:
+            constraint.accept(token_id)
+        return constraint
+
+    def shutdown(self) -> None:
+        """End the threads; what they compile is dropped."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _compile(self, params: StructuredOutputsParams) -> _Template:
+        from llguidance import LLMatcher
+
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._load_vocabulary()
+        vocabulary = self._vocabulary
+        grammar = create_grammar(params, WHERE, vocabulary.special_texts)
+        matcher = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=parser_limits())
+        if matcher.is_error():
+            raise grammar_error(params, WHERE, short(matcher.get_error()))
+        first = matcher.deep_copy()
+        mask = np.frombuffer(first.compute_bitmask(), dtype=np.uint8)
+        if first.is_error() or not mask.any() or first.stop_reason() != "NotStopped":
+            raise InvalidRequestError(
+                f"{WHERE}: no output can have this form, or it is too complex to be checked.",
+                code="invalid_value",
+            )
+        tags = params.structural_tags
+        return _Template(
+            matcher=matcher,
+            vocabulary=vocabulary,
+            trigger=tags.trigger.encode() if tags is not None and tags.trigger else None,
+            has_json=params.json is not None or params.json_object or tags is not None,
+        )

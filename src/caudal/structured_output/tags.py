@@ -1,0 +1,104 @@
+"""The grammar of free text with constrained passages, such as tool calls."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Sequence
+
+from caudal.errors import InvalidRequestError
+from caudal.sampling_params import StructuralTags
+
+_MAX_PASSAGES = 1_000
+
+
+def create_tags_grammar(
+    tags: StructuralTags, json_rules: Sequence[str], special_texts: Collection[str]
+) -> str:
+    """Rules from `start` on; `json_rules` are the right sides for the JSON of each tag.
+
+    A text in `special_texts` means the control token of that name: plain text never becomes one.
+    Raises InvalidRequestError for counts or triggers that contradict each other.
+    """
+    _check(tags)
+    if tags.trigger is None:
+        lines = _passages_only(tags, special_texts)
+        cut = 0
+    else:
+        lines = _text_with_passages(tags, tags.trigger, special_texts)
+        cut = len(tags.trigger)
+    for index, (tag, rule) in enumerate(zip(tags.tags, json_rules, strict=True)):
+        begin = _literal(tag.begin[cut:], special_texts)
+        lines.append(f"tag_{index}: {begin} json_{index} {_literal(tag.end, special_texts)}")
+        lines.append(f"json_{index}: {rule}")
+    return "\n".join(lines) + "\n"
+
+
+def _check(tags: StructuralTags) -> None:
+    most = tags.max_passages
+    if not 0 <= tags.min_passages <= _MAX_PASSAGES or not 1 <= (most or 1) <= _MAX_PASSAGES:
+        raise _error(f"passages: counts must be at most {_MAX_PASSAGES}")
+    if most == 0 or (most is not None and most < tags.min_passages):
+        raise _error("max_passages: must be at least 1 and min_passages")
+    trigger = tags.trigger
+    if trigger is not None and not (
+        trigger and all(tag.begin.startswith(trigger) for tag in tags.tags)
+    ):
+        raise _error("trigger: must be text with which every begin starts")
+
+
+def _passages_only(tags: StructuralTags, special_texts: Collection[str]) -> list[str]:
+    least, most = tags.min_passages, tags.max_passages
+    following = f"({_literal(tags.separator, special_texts)} passage)"
+    others = _times(following, max(0, least - 1), None if most is None else most - 1)
+    some = f"passage {others}"
+    return [f"start: {some}" if least else f"start: ({some})?", _any_tag(tags)]
+
+
+def _text_with_passages(
+    tags: StructuralTags, trigger: str, special_texts: Collection[str]
+) -> list[str]:
+    least, most = tags.min_passages, tags.max_passages
+    start = f"{_times('call', least, None)} TEXT"
+    if most is not None:
+        start = _times("call", most, most)
+        if least < most:
+            start += f" | {_times('call', least, most - 1)} TEXT"
+    lines = [f"start: {start}", "TEXT: /(.|\\n)*/", _any_tag(tags)]
+    if any(text in trigger for text in special_texts):
+        return [*lines, f"call: TEXT {_literal(trigger, special_texts)} passage"]
+    # Lazy: the text ends where the trigger is complete for the first time.
+    return [*lines, f"head[lazy]: TEXT {json.dumps(trigger)}", "call: head passage"]
+
+
+def _times(symbol: str, least: int, most: int | None) -> str:
+    if most == 0:
+        return ""
+    return f"{symbol}{{{least},{'' if most is None else most}}}"
+
+
+def _any_tag(tags: StructuralTags) -> str:
+    return "passage: " + " | ".join(f"tag_{index}" for index in range(len(tags.tags)))
+
+
+def _literal(text: str, special_texts: Collection[str]) -> str:
+    """`text` as symbols of a rule: quoted, but for control tokens."""
+    if not text:
+        return ""
+    special = sorted((name for name in special_texts if name in text), key=len, reverse=True)
+    if not special:
+        return json.dumps(text)
+    parts = re.split("(" + "|".join(map(re.escape, special)) + ")", text)
+    known = set(special)
+    return " ".join(_special(part) if part in known else json.dumps(part) for part in parts if part)
+
+
+def _special(name: str) -> str:
+    """Names in the notation's own brackets stand for themselves."""
+    if name.startswith("<") and name.endswith(">"):
+        return name
+    raise _error(f"the control token {name[:64]!r} cannot be part of a tag")
+
+
+def _error(problem: str) -> InvalidRequestError:
+    return InvalidRequestError(f"structural_tags: {problem}.", code="invalid_value")
