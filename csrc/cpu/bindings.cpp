@@ -1,9 +1,31 @@
+#include <cstdint>
+#include <iterator>
+
 #include "bindings.h"
 
 namespace caudal {
 namespace {
 
 using RawPart = std::tuple<int, int64_t, int64_t, Array<uint8_t, 1>>;
+using PackedPart = std::tuple<std::string, int64_t, Array<uint8_t, 1>>;  // format, rows, blocks
+
+constexpr const char* kFormatNames[] = {"w4", "w8", "f16", "f32"};  // in the order of WeightFormat
+
+WeightFormat format_of(const std::string& name) {
+  for (size_t i = 0; i < std::size(kFormatNames); ++i) {
+    if (name == kFormatNames[i]) return static_cast<WeightFormat>(i);
+  }
+  throw std::invalid_argument("unknown weight format " + name);
+}
+
+void finish(LinearWeight& weight, const Runtime& runtime, const std::optional<F32Vector>& bias,
+            bool is_sensitive) {
+  if (bias) {
+    require(static_cast<int64_t>(bias->size()) == weight.rows, "bias: one value per row is needed");
+    weight.bias.assign(bias->data(), bias->data() + bias->size());
+  }
+  weight.is_wide = is_sensitive || runtime.table->has_cheap_wide;
+}
 
 LinearWeight pack(Runtime& runtime, const std::vector<RawPart>& parts,
                   const std::optional<F32Vector>& bias, bool is_sensitive) {
@@ -16,12 +38,45 @@ LinearWeight pack(Runtime& runtime, const std::vector<RawPart>& parts,
     const ReleaseGil release;
     weight = pack_linear(matrices, runtime.arena, runtime.num_threads);
   }
-  if (bias) {
-    require(static_cast<int64_t>(bias->size()) == weight.rows, "bias: one value per row is needed");
-    weight.bias.assign(bias->data(), bias->data() + bias->size());
-  }
-  weight.is_wide = is_sensitive || runtime.table->has_cheap_wide;
+  finish(weight, runtime, bias, is_sensitive);
   return weight;
+}
+
+// A weight over blocks that were packed before; they are used where they lie.
+LinearWeight adopt(const Runtime& runtime, const std::vector<PackedPart>& parts, int64_t cols,
+                   const std::optional<F32Vector>& bias, bool is_sensitive) {
+  require(!parts.empty(), "a linear weight needs at least one segment");
+  require(cols > 0 && cols <= (int64_t{1} << 24) && cols % 32 == 0, "cols: not a multiple of 32");
+  LinearWeight weight;
+  weight.cols = cols;
+  for (const auto& [format_name, rows, blocks] : parts) {
+    const WeightFormat format = format_of(format_name);
+    require(rows >= 1 && rows <= (int64_t{1} << 31), "rows: out of range");
+    require(static_cast<int64_t>(blocks.size()) == packed_bytes(format, rows, cols),
+            "blocks: their size does not fit the rows and columns");
+    require(reinterpret_cast<uintptr_t>(blocks.data()) % 64 == 0, "blocks: not aligned to 64 bytes");
+    // Kernels only read; the pointer keeps the array, and with it the mapping, alive.
+    auto* data = reinterpret_cast<std::byte*>(const_cast<uint8_t*>(blocks.data()));
+    weight.memory.emplace_back(data, [blocks](std::byte*) {});
+    weight.segments.push_back({format, rows, cols, data});
+    weight.rows += rows;
+  }
+  finish(weight, runtime, bias, is_sensitive);
+  return weight;
+}
+
+// The packed blocks of each segment, as adopt takes them.
+std::vector<std::tuple<std::string, int64_t, NumpyArray<const uint8_t>>> segments(
+    nb::handle_t<LinearWeight> self) {
+  const auto& weight = nb::cast<const LinearWeight&>(self);
+  std::vector<std::tuple<std::string, int64_t, NumpyArray<const uint8_t>>> found;
+  for (const PackedMatrix& segment : weight.segments) {
+    const size_t shape[] = {
+        static_cast<size_t>(packed_bytes(segment.format, segment.rows, segment.cols))};
+    found.emplace_back(kFormatNames[static_cast<int>(segment.format)], segment.rows,
+                       NumpyArray<const uint8_t>(segment.data, 1, shape, self));
+  }
+  return found;
 }
 
 NumpyArray<float> unpack(const LinearWeight& weight) {
@@ -31,10 +86,9 @@ NumpyArray<float> unpack(const LinearWeight& weight) {
 }
 
 std::vector<std::string> segment_formats(const LinearWeight& weight) {
-  static constexpr const char* kNames[] = {"w4", "w8", "f16", "f32"};
   std::vector<std::string> names;
   for (const PackedMatrix& segment : weight.segments) {
-    names.emplace_back(kNames[static_cast<int>(segment.format)]);
+    names.emplace_back(kFormatNames[static_cast<int>(segment.format)]);
   }
   return names;
 }
@@ -58,6 +112,7 @@ void bind_runtime(nb::module_& m) {
       .def_prop_ro("formats", segment_formats)
       .def_ro("is_wide", &LinearWeight::is_wide)
       .def_prop_ro("has_bias", [](const LinearWeight& w) { return !w.bias.empty(); })
+      .def("segments", segments)
       .def("unpack", unpack);
 
   nb::class_<Runtime>(m, "Runtime")
@@ -66,6 +121,8 @@ void bind_runtime(nb::module_& m) {
       .def_ro("num_threads", &Runtime::num_threads)
       .def("pack_linear", pack, nb::arg("parts"), nb::arg("bias") = nb::none(),
            nb::arg("is_sensitive") = false)
+      .def("adopt_linear", adopt, nb::arg("segments"), nb::arg("cols"),
+           nb::arg("bias") = nb::none(), nb::arg("is_sensitive") = false)
       .def("sample", sample, nb::arg("logits"), nb::arg("params"));
 }
 

@@ -43,6 +43,8 @@ class LinearWeight:
         """w4, w8, f16 or f32 of each segment; neighbours of one format are merged."""
     @property
     def has_bias(self) -> bool: ...
+    def segments(self) -> list[tuple[str, int, _U8]]:
+        """(format, rows, packed blocks) of each segment: read-only views of the weight's memory."""
     def unpack(self) -> _F32:
         """The values that the blocks stand for -> [rows, cols]."""
 
@@ -62,6 +64,14 @@ class Runtime:
         is_sensitive: bool = False,
     ) -> LinearWeight:
         """Pack matrices given as (ggml type, rows, cols, raw blocks [bytes]); bias: [rows]."""
+    def adopt_linear(
+        self,
+        segments: Sequence[tuple[str, int, _U8]],
+        cols: int,
+        bias: _F32 | None = None,
+        is_sensitive: bool = False,
+    ) -> LinearWeight:
+        """A weight over segments packed before, aligned to 64 bytes; keeps their memory alive."""
     def sample(self, logits: _F32, params: SamplingArrays) -> _Sampled:
         """Choose a token per row of logits [rows, vocab], which may be overwritten."""
 

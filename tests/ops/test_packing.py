@@ -118,3 +118,43 @@ def test_bias_needs_one_value_per_row() -> None:
     tensor = random_blocks(GGMLType.F32, 16, 32)
     with pytest.raises(ValueError, match="bias"):
         RUNTIME.pack_linear([(0, 16, 32, tensor.data)], np.zeros(15, np.float32))
+
+
+def aligned(blocks: np.ndarray, offset: int = 0) -> np.ndarray:
+    """A copy of `blocks` at an address `offset` bytes above a multiple of 64."""
+    memory = np.zeros(blocks.size + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + offset
+    memory[start : start + blocks.size] = blocks
+    return memory[start : start + blocks.size]
+
+
+def test_adopted_segments_are_the_weight_they_came_from_and_outlive_their_owner() -> None:
+    tensors = [random_blocks(t, 33, 256) for t in (GGMLType.Q4_1, GGMLType.Q8_0, GGMLType.F16)]
+    packed = pack(*tensors)
+    values = packed.unpack()
+    segments = [(name, rows, aligned(blocks)) for name, rows, blocks in packed.segments()]
+    assert not packed.segments()[0][2].flags.writeable
+    bias = np.arange(99, dtype=np.float32)
+    adopted = RUNTIME.adopt_linear(segments, 256, bias, True)
+    del segments, packed
+    assert (adopted.rows, adopted.cols, adopted.formats) == (99, 256, ["w4", "w8", "f16"])
+    assert adopted.has_bias
+    assert adopted.is_wide
+    np.testing.assert_array_equal(adopted.unpack(), values)
+
+
+def test_segments_that_do_not_fit_are_refused_before_a_kernel_reads_them() -> None:
+    (name, rows, blocks) = pack(random_blocks(GGMLType.Q8_0, 16, 64)).segments()[0]
+    good = aligned(blocks)
+    for segments, cols, message in (
+        ([], 64, "at least one"),
+        ([("w5", rows, good)], 64, "unknown weight format w5"),
+        ([(name, rows, good)], 65, "cols"),
+        ([(name, rows, good)], 128, "size does not fit"),
+        ([(name, rows + 16, good)], 64, "size does not fit"),
+        ([(name, 0, good)], 64, "rows"),
+        ([(name, rows, good[:-1])], 64, "size does not fit"),
+        ([(name, rows, aligned(blocks, 8))], 64, "aligned"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            RUNTIME.adopt_linear(segments, cols)
