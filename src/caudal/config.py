@@ -13,6 +13,14 @@ BLOCK_SIZE = 16
 """Tokens per KV block; fixed by the kernels' layout."""
 
 
+TOOL_CALL_PARSERS = ("hermes", "llama3_json", "llama4_json", "mistral", "json")
+REASONING_PARSERS = (
+    *("qwen3", "deepseek_r1", "deepseek_v3", "glm45", "olmo3", "step3"),
+    *("mistral", "seed_oss", "thought"),
+)
+"""Names of formats on the command line."""
+
+
 class KVCacheDType(StrEnum):
     """How keys and values are stored."""
 
@@ -181,6 +189,12 @@ def with_profile(
     Raises ConfigError for an unknown name or a target that is not positive.
     """
     if name not in PROFILES:
+    tool_call_parser: str = "auto"
+    """How the model writes calls: hermes, llama3_json, mistral, json, or auto: by its template."""
+    enable_auto_tool_choice: bool = True
+    """Recognise calls that the model makes of its own accord (tool_choice auto)."""
+    reasoning_parser: str = "auto"
+    """How the model marks its reasoning: qwen3, deepseek_r1, …, none, or auto: by its template."""
         raise ConfigError(f"--profile: unknown profile {name!r}; known: {', '.join(PROFILES)}")
     for flag, value in (("--ttft-ms", ttft_ms), ("--tpot-ms", tpot_ms)):
         if value is not None and not value > 0:

@@ -48,13 +48,17 @@ class Setup:
     max_model_len: int = MAX_MODEL_LEN
     step_s: float = 0.0
     is_ready: bool = True
+    has_special_answer: bool = False
+    """Special tokens written in the answer count as such."""
 
 
 def make_state(setup: Setup) -> tuple[AppState, FakeEngine]:
     """State over an engine that is not started."""
     model = make_model(setup.metadata)
     answer = setup.answer
-    ids = model.tokenizer.encode(answer) if isinstance(answer, str) else answer
+    ids = answer
+    if isinstance(ids, str):
+        ids = model.tokenizer.encode(ids, parse_special=setup.has_special_answer)
     script: Script = lambda request: [*ids]  # noqa: E731
     engine = FakeEngine(
         script=script,

@@ -29,6 +29,8 @@ from caudal.server.parsers.tool_formats import (
     JSON,
     LLAMA3_JSON,
     MISTRAL,
+    MISTRAL_ARGS,
+    MISTRAL_NAMED,
     ToolFormat,
     detect_tool_format,
 )
@@ -330,7 +332,9 @@ def test_splitter_starts_where_the_prompt_ends(
     [
         ("{{ tools }} within <tool_call></tool_call>", HERMES, False),
         ("<tool_call> {% if '</think>' in content %}", HERMES, True),
-        ("[AVAILABLE_TOOLS] [TOOL_CALLS]", MISTRAL, False),
+        ("[AVAILABLE_TOOLS] [TOOL_CALLS] [", MISTRAL, False),
+        ("[TOOL_CALLS]{{ name }}", MISTRAL_NAMED, False),
+        ("[TOOL_CALLS]{{ name }}[ARGS]", MISTRAL_ARGS, False),
         ("<|python_tag|> <|eot_id|>", LLAMA3_JSON, False),
         ('<|eot_id|> {"name": x, "parameters": y}', LLAMA3_JSON, False),
         ("<|im_start|>", JSON, False),

@@ -70,7 +70,7 @@ async def test_completion_is_rendered_as_it_would_run(prompt: Any) -> None:
         ({"prompt": None, "messages": None}, "prompt"),
         ({"prompt": "a", "messages": MESSAGES}, "prompt"),
         ({"messages": []}, "messages"),
-        ({"messages": MESSAGES, "tools": [{}]}, "tools"),
+        ({"messages": MESSAGES, "tools": [{}]}, "tools[0].type"),
         ({"messages": MESSAGES, "temperature": 9}, "temperature"),
         ({"messages": [{"role": "user", "content": "the river " * 500}]}, "messages"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),

@@ -21,6 +21,8 @@ from caudal.config import (
     with_profile,
 )
 from caudal.errors import ConfigError
+    REASONING_PARSERS,
+    TOOL_CALL_PARSERS,
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -104,6 +106,21 @@ def serve(model: str, values: Values) -> None:
     configure_logging(ServeOptions(**values[ServeOptions]).log_level)
 
     cache, parallel = CacheConfig(**values[CacheConfig]), ParallelConfig(**values[ParallelConfig])
+    Flag(
+        "--tool-call-parser",
+        ServerConfig,
+        "tool_call_parser",
+        choice({name: name for name in ("auto", *TOOL_CALL_PARSERS)}),
+        "NAME",
+    ),
+    Flag("--enable-auto-tool-choice", ServerConfig, "enable_auto_tool_choice", None),
+    Flag(
+        "--reasoning-parser",
+        ServerConfig,
+        "reasoning_parser",
+        choice({name: name for name in ("auto", "none", *REASONING_PARSERS)}),
+        "NAME",
+    ),
 
     from caudal.engine.child import EngineChild
 

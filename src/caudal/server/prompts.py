@@ -84,6 +84,16 @@ def encode_text(
     return token_ids
 
 
+class Conversation(NamedTuple):
+    """What a chat template renders."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    flags: tuple[bool, bool]
+    """add_generation_prompt and continue_final_message"""
+    kwargs: dict[str, Any]
+
+
 class EncodedChat(NamedTuple):
     """A rendered conversation."""
 
@@ -94,23 +104,25 @@ class EncodedChat(NamedTuple):
 
 def encode_chat(
     model: ServedModel,
-    messages: list[dict[str, Any]],
+    chat: Conversation,
     *,
+    num_chars: int,
     max_model_len: int,
-    flags: tuple[bool, bool],
-    kwargs: dict[str, Any],
     add_special_tokens: bool,
 ) -> EncodedChat:
     """A conversation rendered by the model's template, and its token ids.
 
-    `flags` are add_generation_prompt and continue_final_message. Raises InvalidRequestError with
-    the template's message, or if the conversation is certain to exceed the context.
+    Raises InvalidRequestError with the template's message, or if the conversation, of `num_chars`
+    characters, is certain to exceed the context.
     """
-    add_generation_prompt, is_continued = flags
-    num_chars = sum(len(message["content"]) for message in messages)
+    messages = chat.messages
+    add_generation_prompt, is_continued = chat.flags
     check_length(model, num_chars, max_model_len, "messages")
     rendered = model.chat_template.render(
-        messages, add_generation_prompt=add_generation_prompt, chat_template_kwargs=kwargs
+        messages,
+        tools=chat.tools,
+        add_generation_prompt=add_generation_prompt,
+        chat_template_kwargs=chat.kwargs,
     )
     if is_continued:
         rendered = cut_after(rendered, messages[-1]["content"])

@@ -110,7 +110,9 @@ def stream_format(body: GenerationBody) -> StreamFormat:
     return StreamFormat(is_stream, include_usage, include_usage and continuous)
 
 
-def text_rules(body: GenerationBody, *, echo: bool = False) -> TextRules:
+def text_rules(
+    body: GenerationBody, *, echo: bool = False, shown_token_ids: frozenset[int] = frozenset()
+) -> TextRules:
     """How tokens become text."""
     stop = body.stop or []
     return TextRules(
@@ -118,4 +120,5 @@ def text_rules(body: GenerationBody, *, echo: bool = False) -> TextRules:
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         echo=echo,
+        shown_token_ids=shown_token_ids,
     )

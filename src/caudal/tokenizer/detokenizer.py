@@ -40,12 +40,14 @@ class IncrementalDetokenizer:
         skip_special: bool = True,
         initial_ids: Iterable[int] = (),
         min_tokens: int = 0,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> None:
         """`initial_ids` are what the text continues; without any, the space that a SentencePiece
         vocabulary puts before a text is left out. Stop strings count from text after the first
-        `min_tokens` tokens."""
+        `min_tokens` tokens. Special tokens in `shown_ids` are text even with `skip_special`."""
         self._piece = tokenizer.piece
         self._skip_special = skip_special
+        self._shown_ids = shown_ids
         self._include_stop = include_stop
         self._stop = [text for text in stop if text]
         self._stop_after = min_tokens
@@ -83,7 +85,7 @@ class IncrementalDetokenizer:
 
     def _decode(self, token_id: int) -> str:
         piece = self._piece(token_id)
-        if piece.is_special and self._skip_special:
+        if piece.is_special and self._skip_special and token_id not in self._shown_ids:
             return ""
         if piece.text is not None and not self._is_mid_character:
             text = piece.text

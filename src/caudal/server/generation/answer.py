@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET
 
 from caudal.errors import RequestError
 from caudal.server.generation.choice import Choice
-from caudal.server.protocol.common import PromptTokensDetails, Usage
+from caudal.server.protocol.common import CompletionTokensDetails, PromptTokensDetails, Usage
 from caudal.server.sse import StreamType
 
 
@@ -47,15 +48,25 @@ def usage_of(choices: Sequence[Choice], n: int) -> Usage:
         num_prompt += len(siblings[0].prompt.token_ids)
         num_cached += min(choice.num_cached_tokens for choice in siblings)
     num_output = sum(choice.num_output_tokens for choice in choices)
-    return Usage(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached))
+    num_reasoning = sum(choice.num_reasoning_tokens for choice in choices)
+    return _usage(num_prompt, num_output, num_cached, num_reasoning)
 
 
 def usage_so_far(choice: Choice) -> Usage:
     """Token counts of one choice while it runs."""
     num_prompt = len(choice.prompt.token_ids)
     num_output = choice.num_output_tokens
-    details = PromptTokensDetails(choice.num_cached_tokens)
-    return Usage(num_prompt, num_output, num_prompt + num_output, details)
+    return _usage(num_prompt, num_output, choice.num_cached_tokens, choice.num_reasoning_tokens)
+
+
+def _usage(num_prompt: int, num_output: int, num_cached: int, num_reasoning: int) -> Usage:
+    return Usage(
+        num_prompt,
+        num_output,
+        num_prompt + num_output,
+        PromptTokensDetails(num_cached),
+        CompletionTokensDetails(num_reasoning) if num_reasoning else UNSET,
+    )
 
 
 class ChunkFrame:

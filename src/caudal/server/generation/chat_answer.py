@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import UNSET
 
 from caudal.errors import RequestError
 from caudal.server.generation.answer import ChunkFrame, usage_so_far
@@ -12,16 +13,40 @@ from caudal.server.generation.choice import Choice
 from caudal.server.generation.logprobs import chat_logprobs, prompt_logprobs
 from caudal.server.generation.plan import GenerationPlan
 from caudal.server.model import ServedModel
+from caudal.server.parsers.parts import (
+    CallArguments,
+    CallStart,
+    Content,
+    Part,
+    Reasoning,
+    joined,
+)
 from caudal.server.protocol.chat import ChatAnswer, ChatChoice, ChatLogprobs
 from caudal.server.protocol.common import Usage
+from caudal.server.protocol.tools import AnswerToolCall, FunctionCall
 from caudal.server.sse import DONE, SERVER_SENT_EVENTS, error_event
 
 _encode = msgspec.json.encode
 
 
+class _FunctionDelta(msgspec.Struct, omit_defaults=True):
+    arguments: str
+    name: str | None = None
+
+
+class _CallDelta(msgspec.Struct, omit_defaults=True):
+    index: int
+    function: _FunctionDelta
+    id: str | None = None
+    type: str | None = None
+
+
 class _Delta(msgspec.Struct, omit_defaults=True):
     role: str | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_CallDelta] | None = None
 
 
 class _ChunkChoice(msgspec.Struct):
@@ -83,12 +108,13 @@ class ChatAnswerWriter:
         return self._event(choice, body)
 
     def last_chunk(self, choice: Choice, text: str) -> bytes:
+        if choice.parts:
+            return self._parts(choice)
         """See AnswerWriter.last_chunk."""
         before = b""
-        if text or choice.logprobs:
+        if text or choice.logprobs or choice.parts:
             before = self.chunk(choice, text)
-        finish = str(choice.finish_reason)
-        body = _LastChunkChoice(choice.index, _Delta(), None, finish, choice.stop_reason)
+        body = _LastChunkChoice(choice.index, _Delta(), None, choice.outcome, choice.stop_reason)
         return before + self._event(choice, body)
 
     def _event(self, choice: Choice, body: _ChunkChoice) -> bytes:
@@ -97,6 +123,15 @@ class ChatAnswerWriter:
     def ending(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         """See AnswerWriter.ending."""
         return (self._frame.event(b"", usage) if self._plan.stream.include_usage else b"") + DONE
+    def _parts(self, choice: Choice) -> bytes:
+        """An event for each part; log-probabilities come with the first."""
+        events: list[bytes] = []
+        for part in choice.take_parts():
+            logprobs = None if events else self._logprobs(choice)
+            body = _ChunkChoice(choice.index, _delta(part), logprobs, None)
+            events.append(self._event(choice, body))
+        return b"".join(events)
+
 
     def failure(self, error: RequestError) -> bytes:
         """See AnswerWriter.failure."""
@@ -108,9 +143,9 @@ class ChatAnswerWriter:
         bodies = [
             ChatChoice(
                 choice.index,
-                ChatAnswer("assistant", "".join(choice.texts)),
+                _message(choice),
                 self._logprobs(choice),
-                str(choice.finish_reason),
+                choice.outcome,
                 choice.stop_reason,
             )
             for choice in choices
@@ -127,3 +162,31 @@ class ChatAnswerWriter:
         if self._plan.num_logprobs is None:
             return None
         return chat_logprobs(self._model, choice.take_logprobs(), self._plan.num_logprobs)
+
+
+def _delta(part: Part) -> _Delta:
+    match part:
+        case Reasoning(text):
+            return _Delta(reasoning_content=text, reasoning=text)
+        case Content(text):
+            return _Delta(content=text)
+        case CallStart(index, call_id, name):
+            function = _FunctionDelta("", name)
+            return _Delta(tool_calls=[_CallDelta(index, function, call_id, "function")])
+        case CallArguments(index, text):
+            return _Delta(tool_calls=[_CallDelta(index, _FunctionDelta(text))])
+
+
+def _message(choice: Choice) -> ChatAnswer:
+    parts = choice.take_parts()
+    if not parts:
+        return ChatAnswer("assistant", "".join(choice.texts))
+    answer = joined(parts)
+    calls = [AnswerToolCall(c.call_id, FunctionCall(c.name, c.arguments)) for c in answer.calls]
+    return ChatAnswer(
+        "assistant",
+        answer.content or (None if calls else ""),
+        reasoning_content=answer.reasoning or UNSET,
+        reasoning=answer.reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )

@@ -11,6 +11,7 @@ from caudal.errors import ContextLengthError
 from caudal.sampling_params import SamplingParams
 from caudal.scheduler.service_class import ServiceClass
 
+from caudal.server.parsers.output_parser import OutputRules
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -39,6 +40,8 @@ class TextRules:
     skip_special_tokens: bool = True
     echo: bool = False
 
+    shown_token_ids: frozenset[int] = frozenset()
+    """Special tokens that count as text nevertheless: marks that the parser looks for."""
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
@@ -53,6 +56,8 @@ class GenerationPlan:
     """Common to all choices but for max_tokens (per prompt) and seed (seed + choice number)."""
     text: TextRules = field(default_factory=TextRules)
     stream: StreamFormat = field(default_factory=StreamFormat)
+    output: OutputRules | None = None
+    """What is parsed out of the text; None: it is all content."""
     num_logprobs: int | None = None
     """As asked for: None is none, 0 only the sampled token's."""
     num_prompt_logprobs: int | None = None

@@ -89,7 +89,7 @@ class Generation:
                 timing.queue_s = output.queue_ms / 1e3
             reason = choice.finish_reason
             if reason is None:
-                if text:
+                if text or choice.parts:
                     await deliver(choice, text)
                 continue
             if output.finish_reason is None:  # ended by a stop string

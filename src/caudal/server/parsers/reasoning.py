@@ -22,9 +22,7 @@ THOUGHT = ReasoningFormat("<thought>", "</thought>")
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
     {
-        **dict.fromkeys(
-            ("think", "qwen3", "deepseek_r1", "deepseek_v3", "glm45", "olmo3", "step3"), THINK
-        ),
+        **dict.fromkeys(("qwen3", "deepseek_r1", "deepseek_v3", "glm45", "olmo3", "step3"), THINK),
         "mistral": MISTRAL_THINK,
         "seed_oss": SEED_THINK,
         "thought": THOUGHT,

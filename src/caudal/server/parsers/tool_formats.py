@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 
@@ -12,30 +13,52 @@ class ToolFormat:
     """A way to write calls: an opener, one or more JSON objects, perhaps a closer."""
 
     name: str
+    begin: str
+    """How a call is written up to its arguments; NAME stands for the function."""
+    end: str
+    """How it goes on after its arguments."""
     openers: tuple[str, ...] = ()
     """Any of these begins calls, anywhere in the answer."""
     closer: str = ""
+    separator: str = "\n"
+    """Between calls."""
     is_bare: bool = False
     """An answer that begins with `{` or `[` may be calls without an opener."""
     has_name_before: bool = False
     """After an opener the name may stand before the braces of the arguments."""
-    arguments_key: str = "arguments"
-    separator: str = "\n"
-    """Between calls."""
+    is_one_list: bool = False
+    """Several calls share one opener and one list, so `begin` and `end` can write only one."""
     id_length: int | None = None
     """Ids are so many letters and digits, because the template insists on it."""
 
 
-HERMES = ToolFormat("hermes", ("<tool_call>",), "</tool_call>")
+HERMES = ToolFormat(
+    "hermes",
+    '<tool_call>\n{"name": "NAME", "arguments": ',
+    "}\n</tool_call>",
+    openers=("<tool_call>",),
+    closer="</tool_call>",
+)
 LLAMA3_JSON = ToolFormat(
     "llama3_json",
-    ("<|python_tag|>",),
-    is_bare=True,
-    arguments_key="parameters",
+    '{"name": "NAME", "parameters": ',
+    "}",
+    openers=("<|python_tag|>",),
     separator="; ",
+    is_bare=True,
 )
-MISTRAL = ToolFormat("mistral", ("[TOOL_CALLS]",), has_name_before=True, separator="", id_length=9)
-JSON = ToolFormat("json", is_bare=True)
+MISTRAL = ToolFormat(
+    "mistral",
+    '[TOOL_CALLS][{"name": "NAME", "arguments": ',
+    "}]",
+    openers=("[TOOL_CALLS]",),
+    has_name_before=True,
+    is_one_list=True,
+    id_length=9,
+)
+MISTRAL_NAMED = replace(MISTRAL, begin="[TOOL_CALLS]NAME", end="", separator="", is_one_list=False)
+MISTRAL_ARGS = replace(MISTRAL_NAMED, begin="[TOOL_CALLS]NAME[ARGS]")
+JSON = ToolFormat("json", '{"name": "NAME", "arguments": ', "}", is_bare=True)
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
     {
@@ -49,11 +72,16 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
 """By the names of the command line."""
 
 
+_MISTRAL_LIST = re.compile(r"\[TOOL_CALLS\]['\"]?\s*\+?\s*['\"]?\s*\[")
+
+
 def detect_tool_format(template: str | None) -> ToolFormat:
     """The format that a chat template's source asks the model for; JSON if it asks for none."""
     source = template or ""
     if "[TOOL_CALLS]" in source:
-        return MISTRAL
+        if _MISTRAL_LIST.search(source):
+            return MISTRAL
+        return MISTRAL_ARGS if "[ARGS]" in source else MISTRAL_NAMED
     if "<tool_call>" in source:
         return HERMES
     if "<|python_tag|>" in source or ('"parameters":' in source and "<|eot_id|>" in source):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from caudal.server.protocol.common import (
     Count,
@@ -15,11 +15,20 @@ from caudal.server.protocol.common import (
     PromptLogprobs,
     Usage,
 )
+from caudal.server.protocol.tools import (
+    MAX_CALLS_IN_MESSAGE,
+    AnswerToolCall,
+    ToolCallParam,
+    ToolChoice,
+    Tools,
+)
 
 MAX_MESSAGES = 16_384
 ROLES = ("system", "developer", "user", "assistant")
+CHAT_ROLES = (*ROLES, "tool")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
-_ROLE_SCHEMA = {"enum": list(ROLES)}
+_ROLE_SCHEMA = {"enum": list(CHAT_ROLES)}
 
 
 class ContentPart(msgspec.Struct, frozen=True):
@@ -35,8 +44,14 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     role: Annotated[str, Meta(extra_json_schema=_ROLE_SCHEMA)]
     content: str | list[ContentPart] | None = None
     name: Annotated[str, Meta(max_length=256)] | None = None
-    tool_calls: list[Any] | None = None
-    tool_call_id: Any = None
+    tool_calls: Annotated[list[ToolCallParam], Meta(max_length=MAX_CALLS_IN_MESSAGE)] | None = None
+    """Of the assistant: calls that it made."""
+    tool_call_id: Annotated[str, Meta(max_length=256)] | None = None
+    """Of a tool: the call whose result the content is."""
+    reasoning_content: str | None = None
+    """Of the assistant: what it thought; the chat template decides what to show of it."""
+    reasoning: str | None = None
+    """Another name of `reasoning_content`."""
     function_call: Any = None
     audio: Any = None
 
@@ -50,6 +65,15 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
     """Needs `logprobs: true`."""
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    """Unset: `auto` with tools. `required` and a named function are enforced."""
+    parallel_tool_calls: bool | None = None
+    """False: at most one call."""
+    reasoning_effort: Annotated[str, Meta(extra_json_schema={"enum": list(EFFORTS)})] | None = None
+    """A variable of the chat template; `none` also sets `enable_thinking` to false there."""
+    include_reasoning: bool | None = None
+    """False: reasoning is left out of the answer."""
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -83,8 +107,13 @@ class ChatAnswer(msgspec.Struct, frozen=True):
     """The assistant's message."""
 
     role: str
-    content: str
+    content: str | None
+    """Null if there are only calls."""
     refusal: str | None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    """The same again, under its newer name."""
+    tool_calls: list[AnswerToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):

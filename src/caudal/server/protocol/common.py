@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from caudal.sampling_params import MAX_LOGPROBS
 
@@ -100,6 +100,12 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """What the output tokens were for."""
+
+    reasoning_tokens: int
+
+
 class PromptLogprob(msgspec.Struct, frozen=True):
     """One candidate at a prompt position."""
 
@@ -107,6 +113,8 @@ class PromptLogprob(msgspec.Struct, frozen=True):
     rank: int
     decoded_token: str
 
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    """Only of an answer with reasoning."""
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """Per prompt token: token id → candidate; null for the first."""

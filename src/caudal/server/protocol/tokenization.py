@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from caudal.server.protocol.chat import MAX_MESSAGES, ChatMessage
 from caudal.server.protocol.common import JsonObject, TokenId
+from caudal.server.protocol.tools import Tools
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -22,6 +23,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    tools: Tools | None = None
     chat_template_kwargs: JsonObject | None = None
     return_token_strs: bool | None = None
 

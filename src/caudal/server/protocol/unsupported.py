@@ -45,8 +45,6 @@ COMPLETION_UNSUPPORTED: Mapping[str, Neutral] = MappingProxyType(
 CHAT_UNSUPPORTED: Mapping[str, Neutral] = MappingProxyType(
     {
         **_COMMON,
-        "tools": (None, []),
-        "tool_choice": (None, "none", "auto"),
         "functions": (None, []),
         "function_call": (None, "none", "auto"),
         "best_of": (None, 1),
@@ -55,14 +53,12 @@ CHAT_UNSUPPORTED: Mapping[str, Neutral] = MappingProxyType(
         "audio": (None,),
         "prediction": (None,),
         "store": (None, False),
-        "reasoning_effort": (None, "none"),
         "reasoning": (None,),
         "web_search_options": (None,),
         "verbosity": (None, "medium"),
         "chat_template": (None,),
         "documents": (None, []),
         "mm_processor_kwargs": (None, {}),
-        "include_reasoning": (None, True, False),
     }
 )
 

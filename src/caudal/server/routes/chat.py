@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 
+from msgspec.structs import replace
+
 from caudal.errors import ContextLengthError, InvalidRequestError
 from caudal.server.body import BodyDecoder
+from caudal.server.conversation import PreparedChat, prepare_chat
 from caudal.server.endpoint import ApiRoute
 from caudal.server.exchange import Exchange
 from caudal.server.generation.chat_answer import ChatAnswerWriter
 from caudal.server.generation.plan import GenerationPlan, Prompt, fit_max_tokens
 from caudal.server.generation.serve import serve_generation
-from caudal.server.messages import generation_prompt_flags, template_kwargs, template_messages
 from caudal.server.model import ServedModel
-from caudal.server.prompts import EncodedChat, encode_chat, run_prompt_work
 from caudal.server.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from caudal.server.protocol.unsupported import CHAT_UNSUPPORTED
 from caudal.server.state import AppState
@@ -61,11 +62,15 @@ async def plan_chat(
     stream = stream_format(body)
     return GenerationPlan(
         request_id=state.create_request_id(id_prefix),
+    chat = await prepare_chat(state, model, body)
+    if chat.constraint is not None:
+        sampling = replace(sampling, structured_outputs=chat.constraint)
         arrival=arrival,
-        prompts=[await _prompt(state, model, body, max_tokens)],
+        prompts=[_prompt(chat, max_tokens, state.engine.info.max_model_len)],
         n=body.n or 1,
         sampling=sampling,
-        text=text_rules(body),
+        text=text_rules(body, shown_token_ids=chat.shown_token_ids),
+        output=chat.output,
         stream=stream,
         num_logprobs=num_logprobs,
         num_prompt_logprobs=body.prompt_logprobs,
@@ -97,45 +102,13 @@ def _num_logprobs(body: ChatCompletionRequest) -> int | None:
     return None
 
 
-async def encode_conversation(
-    state: AppState, model: ServedModel, body: ChatCompletionRequest
-) -> EncodedChat:
-    """The rendered conversation of `body`, of whatever length.
-
-    Raises InvalidRequestError naming the field, or for a length that is absurd.
-    """
-    max_model_len = state.engine.info.max_model_len
-    messages = template_messages(
-        body.messages, normalize_headers=state.config.normalize_client_headers
-    )
-    flags = generation_prompt_flags(body.add_generation_prompt, body.continue_final_message)
-    kwargs = template_kwargs(body.chat_template_kwargs)
-
-    def work() -> EncodedChat:
-        return encode_chat(
-            model,
-            messages,
-            max_model_len=max_model_len,
-            flags=flags,
-            kwargs=kwargs,
-            add_special_tokens=body.add_special_tokens is not False,
-        )
-
-    num_chars = sum(len(message["content"]) for message in messages)
-    return await run_prompt_work(state, num_chars, work)
-
-
-async def _prompt(
-    state: AppState, model: ServedModel, body: ChatCompletionRequest, max_tokens: int | None
-) -> Prompt:
-    text, token_ids = await encode_conversation(state, model, body)
-    max_model_len = state.engine.info.max_model_len
+def _prompt(chat: PreparedChat, max_tokens: int | None, max_model_len: int) -> Prompt:
     try:
-        fitted = fit_max_tokens(max_tokens, None, len(token_ids), max_model_len)
+        fitted = fit_max_tokens(max_tokens, None, len(chat.token_ids), max_model_len)
     except ContextLengthError as error:
         error.param = "messages"
         raise
-    return Prompt(token_ids, text, fitted)
+    return Prompt(chat.token_ids, chat.text, fitted)
 
 
 ROUTES = (

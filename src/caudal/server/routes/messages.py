@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from caudal.errors import InvalidRequestError
 from caudal.server.body import BodyDecoder
+from caudal.server.conversation import prepare_chat
 from caudal.server.endpoint import ApiRoute
 from caudal.server.exchange import Exchange
 from caudal.server.generation.messages_answer import MessagesAnswerWriter, message_error_body
@@ -23,7 +24,7 @@ from caudal.server.protocol.messages import (
     MessagesRequest,
     TextBlockParam,
 )
-from caudal.server.routes.chat import encode_conversation, plan_chat
+from caudal.server.routes.chat import plan_chat
 from caudal.server.state import AppState
 
 _DECODER = BodyDecoder(MessagesRequest, MESSAGES_UNSUPPORTED)
@@ -57,8 +58,8 @@ async def count_message_tokens(state: AppState, exchange: Exchange) -> None:
     data = await state.read_json(exchange)
     body = _COUNT_DECODER.decode(data, state.unknown_fields)
     model = state.require_model(body.model)
-    encoded = await encode_conversation(state, model, _chat_body(body))
-    await exchange.respond_json(CountTokensResponse(len(encoded.token_ids)))
+    chat = await prepare_chat(state, model, _chat_body(body))
+    await exchange.respond_json(CountTokensResponse(len(chat.token_ids)))
 
 
 def _chat_body(body: CountTokensRequest) -> ChatCompletionRequest:

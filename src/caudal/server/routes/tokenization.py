@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from caudal.errors import InvalidRequestError
 from caudal.server.body import BodyDecoder
+from caudal.server.conversation import prepare_chat
 from caudal.server.endpoint import ApiRoute
 from caudal.server.exchange import Exchange
-from caudal.server.messages import generation_prompt_flags, template_kwargs, template_messages
 from caudal.server.model import ServedModel
-from caudal.server.prompts import check_length, check_token_ids, encode_chat, run_prompt_work
+from caudal.server.prompts import check_length, check_token_ids, run_prompt_work
+from caudal.server.protocol.chat import ChatCompletionRequest
 from caudal.server.protocol.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -40,7 +41,7 @@ async def tokenize(state: AppState, exchange: Exchange) -> None:
             state, len(text), lambda: _text_ids(model, body, text, max_model_len)
         )
     else:
-        token_ids = await _chat_ids(state, model, body, max_model_len)
+        token_ids = await _chat_ids(state, model, body)
     token_strs = None
     if body.return_token_strs:
         token_strs = [model.tokenizer.token_text(token_id) for token_id in token_ids]
@@ -57,27 +58,16 @@ def _text_ids(
     return model.tokenizer.encode(text, add_bos=add_bos, parse_special=True)
 
 
-async def _chat_ids(
-    state: AppState, model: ServedModel, body: TokenizeRequest, max_model_len: int
-) -> list[int]:
-    messages = template_messages(
-        body.messages or [], normalize_headers=state.config.normalize_client_headers
+async def _chat_ids(state: AppState, model: ServedModel, body: TokenizeRequest) -> list[int]:
+    chat = ChatCompletionRequest(
+        messages=body.messages or [],
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        tools=body.tools,
+        chat_template_kwargs=body.chat_template_kwargs,
+        add_special_tokens=body.add_special_tokens,
     )
-    flags = generation_prompt_flags(body.add_generation_prompt, body.continue_final_message)
-    kwargs = template_kwargs(body.chat_template_kwargs)
-    encoded = await run_prompt_work(
-        state,
-        sum(len(message["content"]) for message in messages),
-        lambda: encode_chat(
-            model,
-            messages,
-            max_model_len=max_model_len,
-            flags=flags,
-            kwargs=kwargs,
-            add_special_tokens=body.add_special_tokens is not False,
-        ),
-    )
-    return encoded.token_ids
+    return (await prepare_chat(state, model, chat)).token_ids
 
 
 async def detokenize(state: AppState, exchange: Exchange) -> None:
