@@ -163,7 +163,8 @@ class LLM:
         """Hand every prompt to the engine, or none of them."""
         each = self._per_prompt(prompts, sampling)
         open_requests: dict[str, _Open] = {}
-        completions = []
+        completions: list[Completion] = []
+        requests: list[EngineRequest] = []
         for ids, params in zip(prompts, each, strict=True):
             completion = Completion(prompt_token_ids=ids)
             request_id = f"offline-{next(self._ids)}"
@@ -173,6 +174,10 @@ class LLM:
             request = EngineRequest(
                 request_id=request_id, prompt_token_ids=ids, sampling=self._clamp(ids, params)
             )
+            requests.append(request)
+        for grammar in self._core.prepare(requests):
+            grammar.result()
+        for request in requests:
             for refusal in self._core.add_requests([request]):
                 self._abort_all(open_requests)
                 raise InvalidRequestError(refusal.message, param="prompt")

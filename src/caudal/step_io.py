@@ -83,6 +83,8 @@ class ModelRunnerOutput:
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     """Entries for the prompt positions whose *next* token's logprob this step gave."""
+    complete_request_ids: set[str] = field(default_factory=set)
+    """Rows that end with this step's token: the form of their output allows no other."""
     pooled: dict[str, bytes] = field(default_factory=dict)
     """Hidden states [hidden_size], float32 little-endian, of complete rows that pool."""
     errors: dict[str, str] = field(default_factory=dict)

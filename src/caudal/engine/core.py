@@ -7,6 +7,8 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 from caudal.config import EngineConfig
 from caudal.engine.messages import EngineReady, EngineRequest, EngineStats, Refusal
@@ -76,6 +78,16 @@ class EngineCore:
             num_threads=info.num_threads,
             load_ms=info.load_ms,
         )
+
+    def prepare(self, requests: Sequence[EngineRequest]) -> list[Future[Any]]:
+        """Start compiling the grammars of `requests`; returns what is not done, or has failed.
+
+        Adding the requests before that is correct too, but holds up a step.
+        """
+        sampling = [request.sampling for request in requests if request.sampling.max_tokens > 0]
+        forms = [form for each in sampling if (form := each.structured_outputs) is not None]
+        futures = [self._executor.prepare(form) for form in forms]
+        return [each for each in futures if not each.done() or each.exception() is not None]
 
     def add_requests(self, requests: Sequence[EngineRequest]) -> list[Refusal]:
         """Admit requests; those of one parent together or not at all. [] means all admitted."""

@@ -25,6 +25,7 @@ from caudal.engine.messages import (
     StepResult,
     ToEngine,
 )
+from caudal.engine.preparation import POLL_MS, Preparations
 from caudal.engine.wire import HEARTBEAT_INTERVAL_S, decode_launch
 from caudal.errors import CaudalError
 from caudal.executor.uniproc import UniProcExecutor
@@ -51,6 +52,7 @@ class EngineProcess:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
         self._groups: dict[str, list[EngineRequest]] = {}
+        self._preparations = Preparations()
         self._result = StepResult()
         self._stats_due = 0.0
         self._is_stopping = False
@@ -99,7 +101,9 @@ class EngineProcess:
 
     def _receive(self, core: EngineCore, wait_ms: int) -> None:
         """Handle every message that is there; wait for the first one while idle."""
-        if wait_ms and not self._requests.poll(wait_ms):
+        if self._preparations:
+            wait_ms = min(wait_ms, POLL_MS)
+        if wait_ms and not self._requests.poll(wait_ms) and not self._preparations:
             return
         while True:
             try:
@@ -109,11 +113,17 @@ class EngineProcess:
             if isinstance(message, EngineRequest):
                 self._add(core, message)
             elif isinstance(message, AbortRequests):
+                self._preparations.discard(message.request_ids)
                 core.abort(message.request_ids)
             elif isinstance(message, DebugFault):
                 core.inject_fault(message.request_id, message.after_output_tokens)
             elif isinstance(message, Shutdown):
                 self._is_stopping = True
+        if self._preparations:
+            groups, refusals = self._preparations.take()
+            self._result.refusals.extend(refusals)
+            for group in groups:
+                self._admit(core, group)
         if self._result.accepted or self._result.refusals:
             self._publish(core)  # admission is answered before the step, not after it
 
@@ -126,6 +136,13 @@ class EngineProcess:
             if len(group) < request.num_siblings:
                 return
             del self._groups[request.parent_id]
+        futures = core.prepare(group)
+        if futures:
+            self._preparations.add(group, futures)
+        else:
+            self._admit(core, group)
+
+    def _admit(self, core: EngineCore, group: list[EngineRequest]) -> None:
         refusals = core.add_requests(group)
         if refusals:
             self._result.refusals.extend(refusals)

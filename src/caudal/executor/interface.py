@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from caudal.config import ModelConfig
 from caudal.executor.memory_plan import MemoryPlan
+from caudal.sampling_params import StructuredOutputsParams
 from caudal.step_io import ModelRunnerOutput, SchedulerOutput
 
 
@@ -28,6 +30,9 @@ class Executor(Protocol):
 
     @property
     def info(self) -> ExecutorInfo: ...
+
+    def prepare(self, params: StructuredOutputsParams) -> Future[Any]:
+        """Compile a grammar without waiting; the future raises InvalidRequestError."""
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step; blocking."""

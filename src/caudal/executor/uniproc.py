@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +18,15 @@ from caudal.executor.memory_plan import MemoryPlan, plan_memory
 from caudal.models.registry import create_model
 from caudal.ops import create_backend
 from caudal.ops.interface import AttentionSpec, BatchArrays, KVCacheSpec, PlanSpec
-from caudal.sampling_params import SamplingParams
+from caudal.sampling_params import SamplingParams, StructuredOutputsParams
 from caudal.step_io import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from caudal.structured_output.constraint import ConstraintFactory
+from caudal.structured_output.vocabulary import GrammarVocabulary
 from caudal.weights.gguf import GGUFFile
 from caudal.weights.loader import WeightLoader
 from caudal.weights.model_config import read_model_config
 from caudal.weights.special_tokens import eog_token_ids
+from caudal.worker.constrained_rows import ConstrainedRows
 from caudal.worker.input_batch import InputBatch
 from caudal.worker.model_runner import ModelRunner
 from caudal.worker.pooler import Pooler
@@ -65,7 +70,8 @@ class UniProcExecutor:
                 world_size=config.parallel.world_size,
             )
             eog = eog_token_ids(gguf.metadata)
-            self._runner = _create_runner(config, model_config, memory, loader, eog)
+            self._constrained = _create_constrained_rows(config, eog)
+            self._runner = _create_runner(config, model_config, memory, loader, self._constrained)
             self._info = ExecutorInfo(
                 model=model_config,
                 memory=memory,
@@ -83,6 +89,10 @@ class UniProcExecutor:
         """What is fixed since loading."""
         return self._info
 
+    def prepare(self, params: StructuredOutputsParams) -> Future[Any]:
+        """Compile a grammar in a thread."""
+        return self._constrained.factory.prepare(params)
+
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step in this process."""
         return self._runner.execute(output)
@@ -96,7 +106,8 @@ class UniProcExecutor:
         self._runner.faults[request_id] = after_output_tokens
 
     def shutdown(self) -> None:
-        """Nothing to end: threads and memory go with the process."""
+        """End the threads; memory goes with the process."""
+        self._constrained.shutdown()
 
     def _warm_up(self) -> None:
         """One real step, so that readiness means that the kernels have run."""
@@ -126,12 +137,17 @@ def _max_num_logits(config: EngineConfig) -> int:
     return max(config.scheduler.max_num_seqs, MIN_LOGITS_ROWS)
 
 
+def _create_constrained_rows(config: EngineConfig, eog: frozenset[int]) -> ConstrainedRows:
+    factory = ConstraintFactory(lambda: GrammarVocabulary.from_file(config.model_path))
+    return ConstrainedRows(factory, eog)
+
+
 def _create_runner(
     config: EngineConfig,
     model_config: ModelConfig,
     memory: MemoryPlan,
     loader: WeightLoader,
-    eog: frozenset[int],
+    constrained: ConstrainedRows,
 ) -> ModelRunner:
     """Pack the weights, allocate the cache and record the forward pass."""
     backend = loader.backend
@@ -168,4 +184,4 @@ def _create_runner(
         backend, batch, lambda: backend.compile(model.hidden_states, pooling_spec, kv_cache)
     )
     plan = backend.compile(model.forward, spec, kv_cache)
-    return ModelRunner(backend, plan, batch, eog, pooler)
+    return ModelRunner(backend, plan, batch, pooler, constrained)

@@ -331,6 +331,8 @@ class Scheduler:
         error: str | None = None
         if sampled:
             kept, reason = accept_tokens(request, sampled)
+            if reason is None and request_id in result.complete_request_ids:
+                reason = FinishReason.STOP
         elif num_computed >= num_known:
             reason = FinishReason.LENGTH
             if not request.is_prompt_only:

@@ -27,7 +27,7 @@ from caudal.structured_output.vocabulary import GrammarVocabulary
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MAX_CACHED_GRAMMARS = 64
+MAX_CACHED_GRAMMARS = 256
 NUM_COMPILERS = 2
 WHERE = "structured_outputs"
 
@@ -52,6 +52,11 @@ class Constraint:
         self._runs = runs
         self.is_complete = False
         """An end-of-generation token has been accepted: nothing can follow."""
+
+    @property
+    def num_words(self) -> int:
+        """32-bit words of a mask."""
+        return self._vocabulary.num_words
 
     def accept(self, token_id: int) -> None:
         """Advance by a sampled token. Raises ConstraintError if the grammar does not allow it."""

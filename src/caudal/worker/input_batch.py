@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from caudal.ops.interface import BatchArrays
 from caudal.sampling_params import SamplingParams
 from caudal.step_io import CachedRequestData, NewRequestData, SchedulerOutput
+from caudal.structured_output.constraint import Constraint
 
 
 @dataclass(slots=True)
@@ -35,6 +36,8 @@ class RequestState:
     """Occurrences in the output by token id, prompt ids at 0; None where no penalty needs it."""
     hidden_sum: NDArray[np.float64] | None = None  # [hidden_size]
     """Of the tokens computed so far, where the request pools; None before the first."""
+    constraint: Constraint | None = None
+    """What the output must look like; None where it is free."""
 
     @property
     def num_output_tokens(self) -> int:

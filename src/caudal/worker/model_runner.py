@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from caudal.ops.interface import Backend, Plan
 from caudal.step_io import ModelRunnerOutput, SchedulerOutput
-from caudal.worker.input_batch import InputBatch, StepRows
+from caudal.structured_output.constraint import Constraint
+from caudal.worker.constrained_rows import ConstrainedRows
+from caudal.worker.input_batch import InputBatch, RequestState, StepRows
 from caudal.worker.pooler import Pooler
 from caudal.worker.row_errors import public_message
 from caudal.worker.sampler import LogitsRow, make_sampling_arrays, read_logprobs
@@ -26,14 +28,15 @@ class ModelRunner:
         backend: Backend,
         plan: Plan,
         batch: InputBatch,
-        eog_token_ids: frozenset[int],
         pooler: Pooler,
+        constrained: ConstrainedRows,
     ) -> None:
         self._backend = backend
         self.plan = plan
         self._batch = batch
-        self._eog_token_ids = eog_token_ids
+        self._eog_token_ids = constrained.eog_token_ids
         self._pooler = pooler
+        self._constrained = constrained
         self.faults: dict[str, int] = {}
         """Tests only: request id -> output tokens after which its row raises."""
 
@@ -47,6 +50,7 @@ class ModelRunner:
             return result
         step = self._batch.step_rows(output)
         logits_rows, logits_indices = self._select_logits(step)
+        self._constrained.start(logits_rows)
         arrays = self._batch.build(step, logits_indices)
         prepared = time.perf_counter()
         logits = self.plan.run(arrays)
@@ -65,7 +69,7 @@ class ModelRunner:
             self.faults.pop(request_id, None)
         for new in output.new_requests:
             try:
-                self._batch.add(new)
+                self._constrained.add(new, self._batch.add(new))
             except Exception as error:
                 logger.exception("request %s could not start", new.request_id)
                 result.errors[new.request_id] = public_message(error)
@@ -98,11 +102,15 @@ class ModelRunner:
         logits: NDArray[np.float32],
         result: ModelRunnerOutput,
     ) -> None:
+        self._constrained.apply(logits)
         answer = self._backend.sample(logits, make_sampling_arrays(rows, self._eog_token_ids))
         token_ids = answer.token_ids.tolist()
         for index, row in enumerate(rows):
             state, sampling = row.state, row.state.sampling
             try:
+                if row.error is not None:
+                    result.errors[state.request_id] = row.error
+                    continue
                 if row.is_prompt:
                     wanted = sampling.num_prompt_logprobs or 0
                     result.prompt_logprobs.setdefault(state.request_id, []).append(
@@ -112,6 +120,8 @@ class ModelRunner:
                 token_id = token_ids[index]
                 self._check(state.request_id, state.num_output_tokens, token_id)
                 self._batch.append_token(state, token_id)
+                if state.constraint is not None:
+                    self._accept(state, state.constraint, token_id, result)
                 result.sampled_token_ids[state.request_id] = [token_id]
                 if sampling.num_logprobs is not None:
                     result.logprobs[state.request_id] = [
@@ -120,6 +130,13 @@ class ModelRunner:
             except Exception as error:
                 logger.exception("request %s failed in a step", state.request_id)
                 result.errors[state.request_id] = public_message(error)
+
+    def _accept(
+        self, state: RequestState, constraint: Constraint, token_id: int, result: ModelRunnerOutput
+    ) -> None:
+        constraint.accept(token_id)
+        if constraint.is_complete and not state.sampling.ignore_eos:
+            result.complete_request_ids.add(state.request_id)
 
     def _check(self, request_id: str, num_output_tokens: int, token_id: int) -> None:
         if token_id < 0:

@@ -21,6 +21,12 @@ class LogitsRow:
     state: RequestState
     target_id: int = _NO_TARGET
     """Prompt logprobs: the known next token to score."""
+    forbidden_ids: NDArray[np.int32] | None = None
+    """Ids that the form of the output does not allow, unless its logits say so already."""
+    can_only_end: bool = False
+    """The form of the output allows nothing but an end, whatever `min_tokens` says."""
+    error: str | None = None
+    """Why this row fails, if that is known before sampling."""
 
     @property
     def is_prompt(self) -> bool:
@@ -83,22 +89,41 @@ def _num_logprobs(row: LogitsRow) -> int:
 def _bias_csr(
     rows: list[LogitsRow], eog_token_ids: frozenset[int]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
-    """Logit changes by row: the request's logit_bias, and ends forbidden before min_tokens."""
+    """Logit changes by row: logit_bias, ends before min_tokens, what the form does not allow."""
     indptr = np.zeros(len(rows) + 1, dtype=np.int32)
-    ids: list[int] = []
-    values: list[float] = []
+    ids: list[NDArray[np.int32]] = [np.empty(0, dtype=np.int32)]
+    values: list[NDArray[np.float32]] = [np.empty(0, dtype=np.float32)]
+    num_ids = 0
     for index, row in enumerate(rows):
-        sampling = row.state.sampling
         if not row.is_prompt:
-            if sampling.logit_bias:
-                ids.extend(sampling.logit_bias)
-                values.extend(sampling.logit_bias.values())
-            if row.state.num_output_tokens < sampling.min_tokens:
-                ends = sorted({*eog_token_ids, *sampling.stop_token_ids})
-                ids.extend(ends)
-                values.extend([-np.inf] * len(ends))
-        indptr[index + 1] = len(ids)
-    return indptr, np.array(ids, dtype=np.int32), np.array(values, dtype=np.float32)
+            for part in _biases(row, eog_token_ids):
+                ids.append(part[0])
+                values.append(part[1])
+                num_ids += len(part[0])
+        indptr[index + 1] = num_ids
+    return indptr, np.concatenate(ids), np.concatenate(values)
+
+
+def _biases(
+    row: LogitsRow, eog_token_ids: frozenset[int]
+) -> list[tuple[NDArray[np.int32], NDArray[np.float32]]]:
+    """Ids and what is added to their logits."""
+    sampling = row.state.sampling
+    parts: list[tuple[NDArray[np.int32], NDArray[np.float32]]] = []
+    if sampling.logit_bias:
+        ids = np.fromiter(sampling.logit_bias, dtype=np.int32)
+        parts.append((ids, np.fromiter(sampling.logit_bias.values(), dtype=np.float32)))
+    if row.state.num_output_tokens < sampling.min_tokens and not row.can_only_end:
+        parts.append(_forbid(sorted({*eog_token_ids, *sampling.stop_token_ids})))
+    if row.forbidden_ids is not None:
+        parts.append(_forbid(row.forbidden_ids))
+    return parts
+
+
+def _forbid(
+    ids: list[int] | NDArray[np.int32],
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    return np.asarray(ids, dtype=np.int32), np.full(len(ids), -np.inf, dtype=np.float32)
 
 
 def _history_csr(
