@@ -169,6 +169,12 @@ class ServerConfig:
     """Largest request body."""
     normalize_client_headers: bool = True
     """Make the per-call nonce in agents' system-prompt headers constant: prefixes stay cached."""
+    tool_call_parser: str = "auto"
+    """How the model writes calls: hermes, llama3_json, mistral, json, or auto: by its template."""
+    enable_auto_tool_choice: bool = True
+    """Recognise calls that the model makes of its own accord (tool_choice auto)."""
+    reasoning_parser: str = "auto"
+    """How the model marks its reasoning: qwen3, deepseek_r1, …, none, or auto: by its template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +195,6 @@ def with_profile(
     Raises ConfigError for an unknown name or a target that is not positive.
     """
     if name not in PROFILES:
-    tool_call_parser: str = "auto"
-    """How the model writes calls: hermes, llama3_json, mistral, json, or auto: by its template."""
-    enable_auto_tool_choice: bool = True
-    """Recognise calls that the model makes of its own accord (tool_choice auto)."""
-    reasoning_parser: str = "auto"
-    """How the model marks its reasoning: qwen3, deepseek_r1, …, none, or auto: by its template."""
         raise ConfigError(f"--profile: unknown profile {name!r}; known: {', '.join(PROFILES)}")
     for flag, value in (("--ttft-ms", ttft_ms), ("--tpot-ms", tpot_ms)):
         if value is not None and not value > 0:

@@ -11,6 +11,8 @@ from caudal.cli.units import choice, count, directory, nonempty, number, parse_b
 from caudal.config import (
     BLOCK_SIZE,
     PROFILES,
+    REASONING_PARSERS,
+    TOOL_CALL_PARSERS,
     Batching,
     CacheConfig,
     EngineConfig,
@@ -21,8 +23,6 @@ from caudal.config import (
     with_profile,
 )
 from caudal.errors import ConfigError
-    REASONING_PARSERS,
-    TOOL_CALL_PARSERS,
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -84,6 +84,21 @@ _SERVER_FLAGS = (
     Flag("--served-model-name", ServerConfig, "served_model_name", nonempty, "NAME"),
     Flag("--api-key", ServerConfig, "api_key", nonempty, "KEY"),
     Flag("--normalize-client-headers", ServerConfig, "normalize_client_headers", None),
+    Flag(
+        "--tool-call-parser",
+        ServerConfig,
+        "tool_call_parser",
+        choice({name: name for name in ("auto", *TOOL_CALL_PARSERS)}),
+        "NAME",
+    ),
+    Flag("--enable-auto-tool-choice", ServerConfig, "enable_auto_tool_choice", None),
+    Flag(
+        "--reasoning-parser",
+        ServerConfig,
+        "reasoning_parser",
+        choice({name: name for name in ("auto", "none", *REASONING_PARSERS)}),
+        "NAME",
+    ),
     Flag("--data-dir", ServerConfig, "data_dir", directory, "DIR"),
     Flag("--drain-timeout", ServerConfig, "drain_timeout_s", number(0, 86_400), "S"),
     Flag(
@@ -106,21 +121,6 @@ def serve(model: str, values: Values) -> None:
     configure_logging(ServeOptions(**values[ServeOptions]).log_level)
 
     cache, parallel = CacheConfig(**values[CacheConfig]), ParallelConfig(**values[ParallelConfig])
-    Flag(
-        "--tool-call-parser",
-        ServerConfig,
-        "tool_call_parser",
-        choice({name: name for name in ("auto", *TOOL_CALL_PARSERS)}),
-        "NAME",
-    ),
-    Flag("--enable-auto-tool-choice", ServerConfig, "enable_auto_tool_choice", None),
-    Flag(
-        "--reasoning-parser",
-        ServerConfig,
-        "reasoning_parser",
-        choice({name: name for name in ("auto", "none", *REASONING_PARSERS)}),
-        "NAME",
-    ),
 
     from caudal.engine.child import EngineChild
 

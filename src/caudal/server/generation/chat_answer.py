@@ -102,14 +102,14 @@ class ChatAnswerWriter:
 
     def chunk(self, choice: Choice, text: str) -> bytes:
         """See AnswerWriter.chunk."""
+        if choice.parts:
+            return self._parts(choice)
         if self._is_plain:
             return self._plain_heads[choice.index] + _encode(text) + self._plain_tail
         body = _ChunkChoice(choice.index, _Delta(content=text), self._logprobs(choice), None)
         return self._event(choice, body)
 
     def last_chunk(self, choice: Choice, text: str) -> bytes:
-        if choice.parts:
-            return self._parts(choice)
         """See AnswerWriter.last_chunk."""
         before = b""
         if text or choice.logprobs or choice.parts:
@@ -117,12 +117,6 @@ class ChatAnswerWriter:
         body = _LastChunkChoice(choice.index, _Delta(), None, choice.outcome, choice.stop_reason)
         return before + self._event(choice, body)
 
-    def _event(self, choice: Choice, body: _ChunkChoice) -> bytes:
-        return self._frame.event(_encode(body), usage_so_far(choice) if self._continuous else None)
-
-    def ending(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        """See AnswerWriter.ending."""
-        return (self._frame.event(b"", usage) if self._plan.stream.include_usage else b"") + DONE
     def _parts(self, choice: Choice) -> bytes:
         """An event for each part; log-probabilities come with the first."""
         events: list[bytes] = []
@@ -132,6 +126,12 @@ class ChatAnswerWriter:
             events.append(self._event(choice, body))
         return b"".join(events)
 
+    def _event(self, choice: Choice, body: _ChunkChoice) -> bytes:
+        return self._frame.event(_encode(body), usage_so_far(choice) if self._continuous else None)
+
+    def ending(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """See AnswerWriter.ending."""
+        return (self._frame.event(b"", usage) if self._plan.stream.include_usage else b"") + DONE
 
     def failure(self, error: RequestError) -> bytes:
         """See AnswerWriter.failure."""

@@ -10,8 +10,8 @@ from caudal.engine.messages import EngineRequest
 from caudal.errors import ContextLengthError
 from caudal.sampling_params import SamplingParams
 from caudal.scheduler.service_class import ServiceClass
-
 from caudal.server.parsers.output_parser import OutputRules
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -39,9 +39,9 @@ class TextRules:
     include_stop: bool = False
     skip_special_tokens: bool = True
     echo: bool = False
-
     shown_token_ids: frozenset[int] = frozenset()
     """Special tokens that count as text nevertheless: marks that the parser looks for."""
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
@@ -55,9 +55,9 @@ class GenerationPlan:
     sampling: SamplingParams
     """Common to all choices but for max_tokens (per prompt) and seed (seed + choice number)."""
     text: TextRules = field(default_factory=TextRules)
-    stream: StreamFormat = field(default_factory=StreamFormat)
     output: OutputRules | None = None
     """What is parsed out of the text; None: it is all content."""
+    stream: StreamFormat = field(default_factory=StreamFormat)
     num_logprobs: int | None = None
     """As asked for: None is none, 0 only the sampled token's."""
     num_prompt_logprobs: int | None = None

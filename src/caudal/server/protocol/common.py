@@ -91,6 +91,12 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """What the output tokens were for."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token counts; a prompt counts once whatever `n` is."""
 
@@ -98,12 +104,8 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-
-
-class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    """What the output tokens were for."""
-
-    reasoning_tokens: int
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    """Only of an answer with reasoning."""
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
@@ -113,8 +115,6 @@ class PromptLogprob(msgspec.Struct, frozen=True):
     rank: int
     decoded_token: str
 
-    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
-    """Only of an answer with reasoning."""
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """Per prompt token: token id → candidate; null for the first."""

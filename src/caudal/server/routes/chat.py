@@ -60,11 +60,11 @@ async def plan_chat(
         num_prompt_logprobs=body.prompt_logprobs,
     )
     stream = stream_format(body)
-    return GenerationPlan(
-        request_id=state.create_request_id(id_prefix),
     chat = await prepare_chat(state, model, body)
     if chat.constraint is not None:
         sampling = replace(sampling, structured_outputs=chat.constraint)
+    return GenerationPlan(
+        request_id=state.create_request_id(id_prefix),
         arrival=arrival,
         prompts=[_prompt(chat, max_tokens, state.engine.info.max_model_len)],
         n=body.n or 1,
