@@ -18,6 +18,8 @@ class Behaviour:
     """What the server does; times in seconds."""
 
     first_s: float = 0.0
+    late_s: float = 0.0
+    """More before the first piece, but not for probes."""
     gap_s: float = 0.0
     """Between pieces."""
     tokens_per_piece: int = 1
@@ -116,6 +118,7 @@ class FakeServer:
         if fails and isinstance(behaviour.fail_with, int):
             return _error(behaviour.fail_with, "a failure as ordered")
         assert self._seats is not None
+        await asyncio.sleep(behaviour.late_s if number else 0)
         async with self._seats:
             if body.get("stream"):
                 return await self._stream(request, body, str(behaviour.fail_with) if fails else "")

@@ -34,9 +34,9 @@ class Silent:
         self.lines.append(str(level.load))
 
 
-def make_plan(url: str, **options: Any) -> Plan:
+def make_plan(address: str, **options: Any) -> Plan:
     """A plan without warm-up whose options go wherever a field has their name."""
-    options = {"url": url, "warmup": 0, **options}
+    options = {"url": address, "warmup": 0, **options}
     groups: dict[str, Any] = {
         "target": TargetOptions,
         "workload": WorkloadOptions,

@@ -35,7 +35,9 @@ def create_session(options: TargetOptions) -> aiohttp.ClientSession:
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     return aiohttp.ClientSession(
         headers=headers,
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+        connector=aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=not options.insecure
+        ),
         timeout=aiohttp.ClientTimeout(total=options.timeout_s, sock_connect=CONNECT_TIMEOUT_S),
     )
 

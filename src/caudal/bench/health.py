@@ -12,6 +12,8 @@ from caudal.bench.statistics import Distribution
 INTERVAL_S = 0.02
 MAX_P99_MS = 25.0
 """Above it the client was late too often; a tenth of a second is what people notice."""
+MAX_STALL_MS = 250.0
+"""One stall of the client that long is worth a word."""
 MAX_CPU_SHARE = 0.85
 """Of one core: the event loop has one thread."""
 
@@ -34,6 +36,8 @@ class ClientHealth:
         for name, value in (("the event loop was", self.lag_ms), ("sends were", self.lateness_ms)):
             if value.count and value.p99 > MAX_P99_MS:
                 found.append(f"{name} up to {value.p99:.0f} ms late (p99; worst {value.max:.0f})")
+        if not found and self.lag_ms.max > MAX_STALL_MS:
+            found.append(f"it stood still for {self.lag_ms.max:.0f} ms")
         if self.cpu_share > MAX_CPU_SHARE:
             found.append(f"this process used {self.cpu_share:.0%} of a core")
         return found

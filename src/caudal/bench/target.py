@@ -32,6 +32,8 @@ class TargetOptions:
     """Sampling temperature of every request."""
     extra_body: dict[str, Any] | None = None
     """JSON object whose fields are added to every request."""
+    insecure: bool = False
+    """Accept any certificate of an https server."""
     timeout_s: float = 600.0
     """Seconds after which a request counts as timed out."""
 

@@ -49,7 +49,7 @@ def _counts(level: Level) -> Iterator[str]:
         yield _row("Request goodput (req/s):", summary.goodput)
     yield _row("Output token throughput (tok/s):", summary.output_throughput)
     yield _row("Peak output token throughput (tok/s):", summary.peak_output_throughput)
-    yield _row("Peak concurrent requests:", float(summary.peak_concurrency))
+    yield _row("Peak concurrent requests:", summary.peak_concurrency)
     yield _row("Total token throughput (tok/s):", summary.total_throughput)
 
 

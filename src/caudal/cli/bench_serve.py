@@ -85,6 +85,7 @@ TARGET_FLAGS = (
     Flag("--ignore-eos", TargetOptions, "ignore_eos", None),
     Flag("--temperature", TargetOptions, "temperature", number(0, 2), "X"),
     Flag("--extra-body", TargetOptions, "extra_body", json_object, "JSON"),
+    Flag("--insecure", TargetOptions, "insecure", None),
     Flag("--timeout", TargetOptions, "timeout_s", number(0.1, 86_400), "S"),
 )
 LENGTH_FLAGS = (
@@ -129,6 +130,8 @@ _OBJECTIVE_FLAGS = (
 OUTPUT_FLAGS = (
     Flag("--label", OutputOptions, "label", nonempty, "TEXT"),
     Flag("--json", OutputOptions, "json", nonempty, "FILE"),
+    Flag("--html", OutputOptions, "html", nonempty, "FILE"),
+    Flag("--png", OutputOptions, "png", nonempty, "FILE"),
 )
 BENCH_SERVE_FLAGS = (*TARGET_FLAGS, *_LOAD_FLAGS, *_OBJECTIVE_FLAGS, *OUTPUT_FLAGS)
 
@@ -174,24 +177,31 @@ def print_report(report: Report) -> None:
 
 
 def check_outputs(output: OutputOptions) -> None:
-    """Raise ConfigError now rather than after minutes of measuring."""
+    """Raise CaudalError now rather than after minutes of measuring."""
+    from caudal.bench.picture import check_available
+
     for flag, text in (("--json", output.json), ("--html", output.html), ("--png", output.png)):
         if text is not None and not Path(text).absolute().parent.is_dir():
             raise ConfigError(f"{flag}: there is no folder {Path(text).absolute().parent}")
+    if output.png:
+        check_available()
 
 
 def write_report(report: Report, output: OutputOptions) -> None:
     """Write the files that were asked for. Raises CaudalError."""
     from caudal.bench.json_report import write_json
+    from caudal.bench.page import write_page
+    from caudal.bench.picture import write_report_png
 
-    try:
-        if output.json:
-            write_json(report, Path(output.json))
-    except OSError as error:
-        raise CaudalError(f"cannot write the report: {error}") from None
-    written = [text for text in (output.json,) if text]
-    if written:
-        print(f"written: {', '.join(written)}", file=sys.stderr)
+    writers = ((output.json, write_json), (output.html, write_page), (output.png, write_report_png))
+    for path, write in writers:
+        if path is None:
+            continue
+        try:
+            write(report, Path(path))
+        except OSError as error:
+            raise CaudalError(f"cannot write {path}: {error}") from None
+        print(f"written: {path}", file=sys.stderr)
 
 
 def create(is_help: bool) -> Callable[..., None]:
