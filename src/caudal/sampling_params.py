@@ -39,7 +39,7 @@ class StructuralTags(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the output must look like: exactly one of these fields is set."""
+    """What the output must look like: exactly one field but `after` is set."""
 
     json: dict[str, Any] | bool | str | None = None
     """A JSON schema, as an object or as its JSON text."""
@@ -53,6 +53,8 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     """A context-free grammar in Lark's notation, with a rule `start`."""
     structural_tags: StructuralTags | None = None
     """Free text in which marked passages are constrained."""
+    after: str | None = None
+    """With any of the above: free text (reasoning) comes first, up to and including this."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

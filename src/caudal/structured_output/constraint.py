@@ -157,9 +157,10 @@ class ConstraintFactory:
                 code="invalid_value",
             )
         tags = params.structural_tags
+        trigger = tags.trigger if tags is not None and tags.trigger else params.after
         return _Template(
             matcher=matcher,
             vocabulary=vocabulary,
-            trigger=tags.trigger.encode() if tags is not None and tags.trigger else None,
+            trigger=trigger.encode() if trigger else None,
             has_json=params.json is not None or params.json_object or tags is not None,
         )

@@ -25,7 +25,7 @@ from caudal.structured_output.limits import (
     MAX_WHITESPACE,
 )
 from caudal.structured_output.regex import check_regex
-from caudal.structured_output.tags import create_tags_grammar
+from caudal.structured_output.tags import create_tags_grammar, lead_rule
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
@@ -56,18 +56,30 @@ def create_grammar(
     Raises InvalidRequestError, beginning with `where`, for what is malformed, too large or could
     not be enforced. Faults that only compiling finds are left to `check_grammar`.
     """
-    if params.json is not None:
-        return OPTIONS + "start: " + json_rule(params.json, where)
-    if params.json_object:
-        return OPTIONS + "start: " + json_rule({"type": "object"}, where)
-    if params.regex is not None:
-        return _regex_grammar(params.regex, where)
-    if params.choice is not None:
-        return _choice_grammar(params.choice, where)
     if params.grammar is not None:
-        return _lark_grammar(params.grammar, where)
-    if params.structural_tags is not None:
-        return _tags_grammar(params.structural_tags, where, special_texts)
+        grammar = _lark_grammar(params.grammar, where)
+    elif params.structural_tags is not None:
+        grammar = _tags_grammar(params.structural_tags, where, special_texts)
+    else:
+        grammar = f"{OPTIONS}start: {_rule(params, where)}\n"
+    if params.after is None:
+        return grammar
+    start = OPTIONS + "start: before gap @form\ngap: /[ \\n]{1,4}/ |\n"
+    start += lead_rule("before", params.after, special_texts)
+    parts = [{"lark_grammar": start}, {"name": "form", "lark_grammar": grammar}]
+    return json.dumps({"grammars": parts})
+
+
+def _rule(params: StructuredOutputsParams, where: str) -> str:
+    """The right side of the rule for a form without rules of its own."""
+    if params.json is not None:
+        return json_rule(params.json, where)
+    if params.json_object:
+        return json_rule({"type": "object"}, where)
+    if params.regex is not None:
+        return _regex_rule(params.regex, where)
+    if params.choice is not None:
+        return _choice_rule(params.choice, where)
     raise InvalidRequestError(f"{where}: says nothing about the form.", code="invalid_value")
 
 
@@ -131,20 +143,20 @@ def json_rule(schema: dict[str, Any] | bool | str, where: str) -> str:
 
 def _json_rule(schema: Schema) -> str:
     text = json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
-    return f"%json {text}\n"
+    return f"%json {text}"
 
 
-def _regex_grammar(regex: str, where: str) -> str:
+def _regex_rule(regex: str, where: str) -> str:
     from llguidance import regex_to_lark
 
     if not regex:
         raise InvalidRequestError(f"{where}: must not be empty.", code="invalid_value")
     check_regex(regex, where)
     one_line = regex.replace("\n", "\\n")  # a line break would end the rule
-    return f"{OPTIONS}start: /{regex_to_lark(one_line, 'd')}/\n"
+    return f"/{regex_to_lark(one_line, 'd')}/"
 
 
-def _choice_grammar(choices: tuple[str, ...], where: str) -> str:
+def _choice_rule(choices: tuple[str, ...], where: str) -> str:
     num_chars = sum(map(len, choices))
     if not 1 <= len(choices) <= MAX_CHOICES or num_chars > MAX_CHOICE_CHARS:
         raise InvalidRequestError(
@@ -153,7 +165,7 @@ def _choice_grammar(choices: tuple[str, ...], where: str) -> str:
         )
     if not all(choices):
         raise InvalidRequestError(f"{where}: a choice must not be empty.", code="invalid_value")
-    return OPTIONS + "start: " + " | ".join(map(json.dumps, dict.fromkeys(choices))) + "\n"
+    return " | ".join(map(json.dumps, dict.fromkeys(choices)))
 
 
 def _lark_grammar(grammar: str, where: str) -> str:

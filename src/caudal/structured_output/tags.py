@@ -64,11 +64,16 @@ def _text_with_passages(
         start = _times("call", most, most)
         if least < most:
             start += f" | {_times('call', least, most - 1)} TEXT"
-    lines = [f"start: {start}", "TEXT: /(.|\\n)*/", _any_tag(tags)]
-    if any(text in trigger for text in special_texts):
-        return [*lines, f"call: TEXT {_literal(trigger, special_texts)} passage"]
-    # Lazy: the text ends where the trigger is complete for the first time.
-    return [*lines, f"head[lazy]: TEXT {json.dumps(trigger)}", "call: head passage"]
+    lead = lead_rule("head", trigger, special_texts)
+    return [f"start: {start}", lead, "call: head passage", _any_tag(tags)]
+
+
+def lead_rule(name: str, end: str, special_texts: Collection[str]) -> str:
+    """A rule `name` for free text that ends with the first `end`; TEXT is any text."""
+    text = "TEXT: /(.|\\n)*/\n"
+    if any(special in end for special in special_texts):
+        return f"{text}{name}: TEXT {_literal(end, special_texts)}\n"
+    return f"{text}{name}[lazy]: TEXT {json.dumps(end)}\n"
 
 
 def _times(symbol: str, least: int, most: int | None) -> str:
