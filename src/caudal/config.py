@@ -159,14 +159,34 @@ class ServerConfig:
     """Port to listen on; 0 picks a free one."""
     served_model_name: str | None = None
     """Model name in the API; unset: the name given on the command line."""
-    api_key: str | None = None
-    """Key that clients must send as a bearer token."""
+    api_keys: tuple[str, ...] = ()
+    """Keys of which clients must send one as a bearer token or x-api-key; may be repeated."""
+    api_key_file: Path | None = None
+    """File of keys, one a line, or with names and limits (.toml, .json); read again on SIGHUP."""
+    prefix_cache_per_key: bool = True
+    """Never let one API key profit from, or find out, what another has cached."""
     data_dir: Path | None = None
     """Folder for files and batches, used by one server at a time; unset: in the user's data."""
     drain_timeout_s: float = 30.0
     """After SIGTERM, how long running requests may finish."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Largest request body."""
+    ssl_certfile: Path | None = None
+    """Certificate (PEM, with its chain); given, the server speaks HTTPS."""
+    ssl_keyfile: Path | None = None
+    """Key of the certificate (PEM); unset: it is in the certificate's file."""
+    ssl_ca_certs: Path | None = None
+    """Authorities (PEM) whose certificates clients may show."""
+    ssl_cert_reqs: int = 0
+    """Client certificates: 0 none, 1 optional, 2 required."""
+    allowed_origins: tuple[str, ...] = ()
+    """Web origins whose pages may use the API, as a JSON list; ["*"] is all."""
+    allowed_methods: tuple[str, ...] = ("*",)
+    """Methods that those pages may use, as a JSON list."""
+    allowed_headers: tuple[str, ...] = ("*",)
+    """Request headers that those pages may send, as a JSON list."""
+    allow_credentials: bool = False
+    """Let those pages send cookies."""
     normalize_client_headers: bool = True
     """Make the per-call nonce in agents' system-prompt headers constant: prefixes stay cached."""
     tool_call_parser: str = "auto"
@@ -218,6 +238,12 @@ def cache_dir() -> Path:
 def default_data_dir() -> Path:
     """Where a server keeps files and batches: the user's data directory."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "caudal"
+
+
+def environment_api_keys() -> tuple[str, ...]:
+    """$CAUDAL_API_KEY, else $VLLM_API_KEY: the key of a server that is given none by flag."""
+    key = os.environ.get("CAUDAL_API_KEY") or os.environ.get("VLLM_API_KEY")
+    return (key,) if key else ()
 
 
 def forced_isa() -> str | None:

@@ -98,6 +98,20 @@ class OverloadedError(RequestError):
         self.reason = reason
 
 
+class DeadlineError(RequestError):
+    """The request did not end within its own `timeout` (HTTP 504)."""
+
+    status = 504
+    error_type = "timeout_error"
+
+    def __init__(self, timeout_s: float, where: str) -> None:
+        super().__init__(
+            f"timeout: the {timeout_s:g} s of this request were over {where}.",
+            param="timeout",
+            code="deadline_exceeded",
+        )
+
+
 class UnavailableError(RequestError):
     """The engine is not ready, draining or has died (HTTP 503)."""
 

@@ -136,7 +136,8 @@ async def batch_server(
 ) -> AsyncIterator[BatchServer]:
     """The application in process; goes on with the batches that `data_dir` holds."""
     api_key = setup.pop("api_key", None)
-    config = ServerConfig(port=0, data_dir=data_dir, api_key=api_key)
+    keys = (api_key,) if api_key else ()
+    config = ServerConfig(port=0, data_dir=data_dir, api_keys=keys)
     async with in_process(Setup(config=config, **setup)) as served:
         served.state._batches = BatchService(served.state, limits)
         served.state.batches.start()

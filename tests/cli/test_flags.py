@@ -31,11 +31,26 @@ from caudal.config import (
 )
 from caudal.errors import ConfigError
 
+HASHED = "sha256:" + "0" * 64
+SECRET = "sha256:2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"
+ORIGINS = (ServerConfig, "allowed_origins", ("https://a.example",))
+
 GIVEN: dict[str, tuple[Any, type, str, Any]] = {
     "--host": ("0.0.0.0", ServerConfig, "host", "0.0.0.0"),
     "--port": ("9000", ServerConfig, "port", 9000),
     "--served-model-name": ("m", ServerConfig, "served_model_name", "m"),
-    "--api-key": ("secret", ServerConfig, "api_key", "secret"),
+    "--api-key": (["secret", HASHED], ServerConfig, "api_keys", (SECRET, HASHED)),
+    "--api-key-file": (__file__, ServerConfig, "api_key_file", Path(__file__)),
+    "--prefix-cache-per-key": (False, ServerConfig, "prefix_cache_per_key", False),
+    "--ssl-certfile": (__file__, ServerConfig, "ssl_certfile", Path(__file__)),
+    "--ssl-keyfile": (__file__, ServerConfig, "ssl_keyfile", Path(__file__)),
+    "--ssl-ca-certs": (__file__, ServerConfig, "ssl_ca_certs", Path(__file__)),
+    "--ssl-cert-reqs": ("2", ServerConfig, "ssl_cert_reqs", 2),
+    "--allowed-origins": ('["https://a.example"]', *ORIGINS),
+    "--allowed-methods": ('["GET"]', ServerConfig, "allowed_methods", ("GET",)),
+    "--allowed-headers": ('["x-a"]', ServerConfig, "allowed_headers", ("x-a",)),
+    "--allow-credentials": (True, ServerConfig, "allow_credentials", True),
+    "--max-body-size": ("1MiB", ServerConfig, "max_body_bytes", 1 << 20),
     "--normalize-client-headers": (False, ServerConfig, "normalize_client_headers", False),
     "--tool-call-parser": ("mistral", ServerConfig, "tool_call_parser", "mistral"),
     "--enable-auto-tool-choice": (False, ServerConfig, "enable_auto_tool_choice", False),
@@ -107,6 +122,11 @@ def test_every_flag_has_help_from_its_field(flag: Flag) -> None:
         ("--kv-cache-dtype", "fp8", "--kv-cache-dtype: must be one of auto, f16"),
         ("--profile", "fast", "--profile: must be one of chat, code, document, agent, batch"),
         ("--host", "", "--host: must not be empty"),
+        ("--api-key", [" "], "--api-key: must not be empty"),
+        ("--api-key", ["sha256:1"], "--api-key: sha256: must be followed by 64 hexadecimal"),
+        ("--api-key-file", "/nope", "--api-key-file: there is no file /nope"),
+        ("--ssl-cert-reqs", "3", "--ssl-cert-reqs: must be between 0 and 2, got 3"),
+        ("--allowed-origins", "*", "--allowed-origins: must be a JSON list of texts"),
     ],
 )
 def test_bad_value_is_refused_with_flag_and_limit(name: str, text: str, message: str) -> None:
@@ -241,7 +261,10 @@ def test_plain_parsing_covers_every_flag() -> None:
     """Else a common command line would silently start slowly."""
     argv = ["model.gguf"]
     for name, (text, *_) in GIVEN.items():
-        argv += [name, text] if isinstance(text, str) else [f"--no-{name[2:]}"]
+        if isinstance(text, bool):
+            argv.append(name if text else f"--no-{name[2:]}")
+        else:
+            argv += [word for value in _each(text) for word in (name, value)]
     plain = parse_plain(argv, serve.MODEL, serve.SERVE_FLAGS)
     assert plain is not None
     assert plain == parse_with_typer(argv)
@@ -249,6 +272,10 @@ def test_plain_parsing_covers_every_flag() -> None:
         serve.DEFAULT_MODEL,
         plain_defaults(),
     )
+
+
+def _each(text: str | list[str]) -> list[str]:
+    return [text] if isinstance(text, str) else text
 
 
 def plain_defaults() -> Values:

@@ -320,7 +320,7 @@ async def test_wrong_method_type_and_model_keep_the_shape(app: Served) -> None:
 
 
 async def test_both_keys_open_and_a_wrong_one_keeps_the_shape() -> None:
-    setup = Setup(config=ServerConfig(port=0, api_key="secret"))
+    setup = Setup(config=ServerConfig(port=0, api_keys=("secret",)))
     async with on_loopback(setup) as served:
         url = f"http://127.0.0.1:{served.port}"
         request: Any = {"model": "tiny", "max_tokens": 5, "messages": USER}

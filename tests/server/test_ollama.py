@@ -319,7 +319,7 @@ async def test_other_refusals_keep_the_shape(app: Served) -> None:
     response = await app.http.post(CHAT, json=BODIES[CHAT])
     assert (response.status_code, response.json().keys()) == (429, {"error"})
     app.engine.max_running = 1000
-    async with in_process(Setup(config=ServerConfig(port=0, api_key="secret"))) as served:
+    async with in_process(Setup(config=ServerConfig(port=0, api_keys=("secret",)))) as served:
         for path in ("/api/tags", CHAT):
             response = await served.http.get(path)
             assert (response.status_code, response.json().keys()) == (401, {"error"})

@@ -118,7 +118,7 @@ async def test_two_servers_in_a_process_keep_their_counts_apart(app: Served) -> 
     ],
 )
 async def test_requests_without_the_key_are_401(header: str | None) -> None:
-    async with in_process(Setup(config=ServerConfig(port=0, api_key="secret"))) as served:
+    async with in_process(Setup(config=ServerConfig(port=0, api_keys=("secret",)))) as served:
         headers = httpx.Headers({} if header is None else {"authorization": header}, "latin-1")
         for method, path in (
             ("POST", "/v1/completions"),
@@ -138,7 +138,7 @@ async def test_requests_without_the_key_are_401(header: str | None) -> None:
 
 
 async def test_the_key_opens_every_route() -> None:
-    async with in_process(Setup(config=ServerConfig(port=0, api_key="schlüssel"))) as served:
+    async with in_process(Setup(config=ServerConfig(port=0, api_keys=("schlüssel",)))) as served:
         served.http.headers = httpx.Headers([(b"authorization", "bearer schlüssel".encode())])
         answer = await served.complete(max_tokens=200)
         assert answer["choices"][0]["text"] == ANSWER

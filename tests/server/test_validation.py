@@ -71,7 +71,7 @@ COMMON_BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
     ({"guided_regex": "a*"}, "guided_regex"),
-    ({"service_tier": "priority"}, "service_tier"),
+    ({"service_tier": "gold"}, "service_tier"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"length_penalty": 2}, "length_penalty"),
     ({"bad_words": ["x"]}, "bad_words"),

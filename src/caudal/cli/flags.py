@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -30,6 +31,8 @@ class Flag:
     """Replaces the field's docstring where the command line says it differently."""
     short: str = ""
     """A second, shorter name, such as -o."""
+    is_repeatable: bool = False
+    """May be given several times; the field gets all values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,10 @@ def parse_flags(flags: Iterable[Flag], given: dict[str, Any]) -> Values:
     for flag in flags:
         of_config = values.setdefault(flag.config, {})
         text = given[_parameter_name(flag)]
-        if text is not None:
+        if flag.is_repeatable and flag.parse:
+            if text:
+                of_config[flag.field] = tuple(flag.parse(flag.name, item) for item in text)
+        elif text is not None:
             of_config[flag.field] = flag.parse(flag.name, text) if flag.parse else text
     return values
 
@@ -144,7 +150,8 @@ def parse_plain(
             value = value if equals else next(rest, "")
             if not value or (value.startswith("-") and not equals):
                 return None
-            given[_parameter_name(flag)] = value
+            parameter = _parameter_name(flag)
+            given[parameter] = [*(given[parameter] or ()), value] if flag.is_repeatable else value
         else:
             switch = flag or by_name.get(f"--{name.removeprefix('--no-')}")
             if switch is None or switch.parse is not None or equals:
@@ -194,15 +201,17 @@ def _flag_parameter(flag: Flag, help_text: str) -> inspect.Parameter:
         option = typer.Option(
             *names, help=help_text + shown, metavar=flag.metavar, show_default=False
         )
-        annotation = Annotated[str | None, option]
+        annotation = Annotated[list[str] | None if flag.is_repeatable else str | None, option]
     return inspect.Parameter(
         _parameter_name(flag), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
     )
 
 
 def _show_default(flag: Flag, default: Any) -> str:
-    if default is None:
+    if default is None or default == ():
         return ""
+    if isinstance(default, tuple):
+        return f" [default: {json.dumps(default)}]"
     if isinstance(default, bool):
         name = flag.name if default else f"--no-{flag.name.removeprefix('--')}"
         return f" [default: {name}]"

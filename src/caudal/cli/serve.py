@@ -7,7 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from caudal.cli.flags import Flag, Positional, Values, create_command, parse_plain
-from caudal.cli.units import choice, count, directory, nonempty, number, parse_bytes
+from caudal.cli.units import (
+    api_key,
+    choice,
+    count,
+    directory,
+    existing_file,
+    json_strings,
+    nonempty,
+    number,
+    parse_bytes,
+)
 from caudal.config import (
     BLOCK_SIZE,
     PROFILES,
@@ -20,6 +30,7 @@ from caudal.config import (
     ParallelConfig,
     SchedulerConfig,
     ServerConfig,
+    environment_api_keys,
     with_profile,
 )
 from caudal.errors import ConfigError
@@ -82,7 +93,18 @@ _SERVER_FLAGS = (
     Flag("--host", ServerConfig, "host", nonempty, "ADDRESS"),
     Flag("--port", ServerConfig, "port", count(0, 65535), "N"),
     Flag("--served-model-name", ServerConfig, "served_model_name", nonempty, "NAME"),
-    Flag("--api-key", ServerConfig, "api_key", nonempty, "KEY"),
+    Flag("--api-key", ServerConfig, "api_keys", api_key, "KEY", is_repeatable=True),
+    Flag("--api-key-file", ServerConfig, "api_key_file", existing_file, "FILE"),
+    Flag("--prefix-cache-per-key", ServerConfig, "prefix_cache_per_key", None),
+    Flag("--ssl-certfile", ServerConfig, "ssl_certfile", existing_file, "FILE"),
+    Flag("--ssl-keyfile", ServerConfig, "ssl_keyfile", existing_file, "FILE"),
+    Flag("--ssl-ca-certs", ServerConfig, "ssl_ca_certs", existing_file, "FILE"),
+    Flag("--ssl-cert-reqs", ServerConfig, "ssl_cert_reqs", count(0, 2), "N"),
+    Flag("--allowed-origins", ServerConfig, "allowed_origins", json_strings, "LIST"),
+    Flag("--allowed-methods", ServerConfig, "allowed_methods", json_strings, "LIST"),
+    Flag("--allowed-headers", ServerConfig, "allowed_headers", json_strings, "LIST"),
+    Flag("--allow-credentials", ServerConfig, "allow_credentials", None),
+    Flag("--max-body-size", ServerConfig, "max_body_bytes", parse_bytes, "SIZE"),
     Flag("--normalize-client-headers", ServerConfig, "normalize_client_headers", None),
     Flag(
         "--tool-call-parser",
@@ -158,8 +180,15 @@ def build_scheduler_config(values: Values) -> SchedulerConfig:
 
 
 def build_server_config(model: str, values: Values) -> ServerConfig:
-    """The server's config; the API name of the model defaults to what was typed."""
-    return ServerConfig(**{"served_model_name": model, **values[ServerConfig]})
+    """The server's config; the API name of the model defaults to what was typed.
+
+    Raises ConfigError for a bad key in the environment.
+    """
+    given = values[ServerConfig]
+    if "api_keys" not in given:
+        keys = environment_api_keys()
+        given = {**given, "api_keys": tuple(api_key("$CAUDAL_API_KEY", key) for key in keys)}
+    return ServerConfig(**{"served_model_name": model, **given})
 
 
 def run_plain(argv: Sequence[str]) -> bool:

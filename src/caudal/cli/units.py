@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 from collections.abc import Callable
@@ -104,3 +106,34 @@ def directory(flag: str, text: str) -> Path:
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{flag}: {text} is not a directory")
     return path.absolute()
+
+
+def existing_file(flag: str, text: str) -> Path:
+    """Parser of the path of a file that is there; ~ is the home directory."""
+    nonempty(flag, text)
+    path = Path(text).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"{flag}: there is no file {text}")
+    return path.absolute()
+
+
+def json_strings(flag: str, text: str) -> tuple[str, ...]:
+    """Parser of a JSON list of texts."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise ConfigError(f'{flag}: must be a JSON list of texts, such as ["*"], got {text!r}')
+    return tuple(value)
+
+
+def api_key(flag: str, text: str) -> str:
+    """Parser of a key; what is kept is its hash."""
+    if not text.strip():
+        raise ConfigError(f"{flag}: must not be empty")
+    if text.startswith("sha256:"):
+        if not re.fullmatch(r"sha256:[0-9a-fA-F]{64}", text):
+            raise ConfigError(f"{flag}: sha256: must be followed by 64 hexadecimal digits")
+        return text.lower()
+    return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()}"

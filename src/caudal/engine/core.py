@@ -102,6 +102,9 @@ class EngineCore:
                 namespace=request.namespace,
                 parent_id=request.parent_id,
                 service=request.service,
+                tenant=request.tenant,
+                weight=request.weight,
+                deadline=None if request.timeout_s is None else now + request.timeout_s,
             )
             for request in requests
         ]

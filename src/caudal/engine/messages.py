@@ -21,6 +21,12 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True, tag="reque
     """Offline batches are of the other classes."""
     namespace: str = ""
     """Root of the prefix tree: requests of different namespaces never share KV."""
+    tenant: str = ""
+    """Who takes turns with others of the same priority."""
+    weight: float = 1.0
+    """The tenant's share of the machine, relative to that of others."""
+    timeout_s: float | None = None
+    """Seconds after which the request ends with `timeout`, wherever it is then."""
     parent_id: str | None = None
     num_siblings: int = 1
     """Requests with this parent_id, itself included; they are admitted or refused together."""

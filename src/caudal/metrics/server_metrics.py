@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from caudal.metrics.instruments import TOKEN_BUCKETS, Histogram, LabelledCounter
 
-FINISH_REASONS = ("stop", "length", "abort", "error")
-REJECTION_REASONS = ("queue_requests", "queue_tokens", "queue_ttft", "bodies", "unavailable")
+FINISH_REASONS = ("stop", "length", "abort", "error", "timeout")
+REJECTION_REASONS = (
+    *("queue_requests", "queue_tokens", "queue_ttft", "deadline", "bodies", "unavailable"),
+    *("key_concurrency", "key_requests", "key_tokens"),
+)
 
 
 class ServerMetrics:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-PRIORITY_BAND = 1 << 33
+PRIORITY_BAND = 1 << 35
 """Distance between the priorities of two classes: more than callers can give."""
 
 

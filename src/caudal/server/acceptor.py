@@ -10,9 +10,12 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 
 logger = logging.getLogger("caudal.server")
+
+HANDSHAKE_TIMEOUT_S = 10.0
 
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -26,12 +29,14 @@ class Acceptor:
         create_protocol: Callable[[], asyncio.Protocol],
         *,
         backlog: int,
+        tls: ssl.SSLContext | None = None,
         max_per_pass: int = 256,
         retry_s: float = 0.2,
     ) -> None:
         self._listener = listener
         self._create_protocol = create_protocol
         self._backlog = backlog
+        self._tls = tls
         self._max_per_pass = max_per_pass
         self._retry_s = retry_s
         self._opening: set[asyncio.Task[object]] = set()
@@ -69,7 +74,12 @@ class Acceptor:
                 loop.call_later(self._retry_s, self._resume)
                 return
             opening = loop.create_task(
-                loop.connect_accepted_socket(self._create_protocol, connection)
+                loop.connect_accepted_socket(
+                    self._create_protocol,
+                    connection,
+                    ssl=self._tls,
+                    ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if self._tls else None,
+                )
             )
             self._opening.add(opening)
             opening.add_done_callback(self._opened)

@@ -29,6 +29,7 @@ from caudal.server.state import AppState
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
+    from starlette.types import ASGIApp
 
 ROUTES: tuple[ApiRoute, ...] = (
     *completions.ROUTES,
@@ -46,6 +47,16 @@ ROUTES: tuple[ApiRoute, ...] = (
     *batches.ROUTES,
 )
 """Every operation; a new API family adds its file's ROUTES here."""
+
+EXPOSED_HEADERS = (
+    *("x-request-id", "retry-after", "retry-after-ms"),
+    *(
+        f"x-ratelimit-{what}-{unit}"
+        for what in ("limit", "remaining", "reset")
+        for unit in ("requests", "tokens")
+    ),
+)
+"""Headers that the scripts of allowed origins may read."""
 
 _ENCODERS: Mapping[str, ErrorEncoder] = MappingProxyType(
     {route.path: route.encode_error for route in ROUTES}
@@ -67,8 +78,7 @@ class CaudalApp:
             for route, endpoint in self._endpoints
             if "{" not in route.path
         }
-        api_key = state.config.api_key
-        self._guard = None if api_key is None else ApiKeyGuard(api_key)
+        self._guard = ApiKeyGuard(state.keys, state.quotas) if len(state.keys) else None
         self._router: Starlette | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,6 +103,18 @@ class CaudalApp:
         return self._router
 
 
-def create_app(state: AppState) -> CaudalApp:
-    """The application over `state`."""
-    return CaudalApp(state)
+def create_app(state: AppState) -> ASGIApp:
+    """The application over `state`, with cross-origin headers if the configuration allows some."""
+    app, config = CaudalApp(state), state.config
+    if not config.allowed_origins:
+        return app
+    from starlette.middleware.cors import CORSMiddleware
+
+    return CORSMiddleware(
+        app,
+        allow_origins=config.allowed_origins,
+        allow_methods=config.allowed_methods,
+        allow_headers=config.allowed_headers,
+        allow_credentials=config.allow_credentials,
+        expose_headers=EXPOSED_HEADERS,
+    )

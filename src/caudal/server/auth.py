@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from typing import Final
 
 from caudal.errors import AuthenticationError
 from caudal.server.exchange import Exchange, Scope
+from caudal.server.keys import KeyRing
+from caudal.server.quota import Quotas
 
 OWNER: Final = "caudal.owner"
 """Scope entry of an admitted request: names the holder of its key, without showing the key."""
+
+QUOTA: Final = "caudal.quota"
+"""Scope entry of an admitted request: the Quota of its key."""
 
 OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
 
 
 class ApiKeyGuard:
-    """Compares hashes in constant time, so that neither length nor prefix of the key leaks."""
+    """Lets requests with a key of the ring pass, and says whose they are."""
 
-    def __init__(self, api_key: str) -> None:
-        self._digest = hashlib.sha256(api_key.encode()).digest()
+    def __init__(self, keys: KeyRing, quotas: Quotas) -> None:
+        self._keys = keys
+        self._quotas = quotas
 
     def admits(self, scope: Scope) -> bool:
-        """Whether a request may pass: a probe, or one with the key as bearer token or x-api-key."""
+        """Whether a request may pass: a probe, or one with a key as bearer token or x-api-key."""
         if scope["path"] in OPEN_PATHS:
             return True
-        digests = [hashlib.sha256(key).digest() for key in _keys(scope)]
-        # All are compared, so that the time does not tell which one was right.
-        if True not in [hmac.compare_digest(digest, self._digest) for digest in digests]:
+        key = self._keys.find(_keys(scope))
+        if key is None:
             return False
-        scope[OWNER] = self._digest.hex()
+        scope[OWNER] = key.owner
+        scope[QUOTA] = self._quotas.of(key)
         return True
 
     async def refuse(self, exchange: Exchange) -> None:

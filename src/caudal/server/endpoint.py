@@ -20,6 +20,7 @@ from caudal.server.errors import (
 from caudal.server.exchange import Exchange, Receive, Scope, Send
 from caudal.server.protocol.common import ErrorResponse
 from caudal.server.state import AppState
+from caudal.server.tenancy import quota_of
 
 Handler = Callable[[AppState, Exchange], Awaitable[None]]
 
@@ -65,7 +66,12 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._encode_error)
         self._state.num_active += self._is_generation
+        quota = quota_of(exchange) if self._is_generation else None
+        entered: float | None = None
         try:
+            if quota is not None:
+                exchange.reply_headers += quota.headers()
+                entered = quota.enter()
             await self._handler(self._state, exchange)
         except ClientGoneError:
             metrics = self._state.metrics_of(exchange.service)
@@ -75,6 +81,8 @@ class Endpoint:
                 self._count_refusal(error, exchange)
             await _answer_error(exchange, error)
         finally:
+            if quota is not None and entered is not None:
+                quota.leave(entered)
             exchange.release_body(self._state.bodies)
             self._state.num_active -= self._is_generation
 

@@ -98,7 +98,12 @@ def renamed_params(names: Mapping[str, str]) -> Iterator[None]:
 def error_headers(error: RequestError) -> Headers:
     """Headers that go with the status of `error`."""
     if isinstance(error, OverloadedError):
-        return [(b"retry-after", str(retry_after_s(error)).encode())]
+        headers = [(b"retry-after", str(retry_after_s(error)).encode())]
+        if math.isfinite(error.retry_after_s):
+            # Whole seconds are coarse; OpenAI's clients look for this first.
+            wait_ms = str(math.ceil(error.retry_after_s * 1e3)).encode()
+            headers.append((b"retry-after-ms", wait_ms))
+        return headers
     if isinstance(error, UnavailableError):
         return [(b"retry-after", b"1")]
     if isinstance(error, AuthenticationError):

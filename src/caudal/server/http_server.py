@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 
 import uvicorn
@@ -15,9 +16,17 @@ from caudal.server.acceptor import Acceptor
 class HttpServer(uvicorn.Server):
     """Serves on a bound socket until `should_exit` is set."""
 
-    def __init__(self, config: uvicorn.Config, listener: socket.socket, *, backlog: int) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        listener: socket.socket,
+        *,
+        backlog: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`tls` None: plain HTTP."""
         super().__init__(config)
-        self._acceptor = Acceptor(listener, self._create_protocol, backlog=backlog)
+        self._acceptor = Acceptor(listener, self._create_protocol, backlog=backlog, tls=tls)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -107,7 +107,7 @@ def _responses(route: ApiRoute, by_type: dict[type[msgspec.Struct], Any]) -> dic
         content[route.stream_media_type] = {"schema": {"type": "string"}}
     responses: dict[str, Any] = {"200": {"description": "Success", "content": content}}
     failure = by_type[route.failure]
-    for status in route.errors:
+    for status in (*route.errors, *((504,) if route.is_generation else ())):
         responses[str(status)] = {
             "description": HTTPStatus(status).phrase,
             "content": {"application/json": {"schema": failure}},

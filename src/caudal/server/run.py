@@ -22,10 +22,13 @@ from caudal.errors import CaudalError, ConfigError
 from caudal.server.signals import StopRequests
 
 if TYPE_CHECKING:
+    import ssl
+
     import uvicorn
 
     from caudal.engine.child import EngineChild
     from caudal.engine.client import EngineClient
+    from caudal.server.keys import KeyRing
     from caudal.server.model import ServedModel
     from caudal.server.state import AppState
 
@@ -35,6 +38,16 @@ BACKLOG = 4096
 KEEP_ALIVE_S = 65
 CLOSE_TIMEOUT_S = 2
 """After the drain, how long connections that still hold data may flush."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """Where clients come in, and what lets them."""
+
+    keys: KeyRing
+    tls: ssl.SSLContext | None
+    """None: plain HTTP."""
+    listener: socket.socket
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +91,16 @@ def serve(spec: ServeSpec) -> int:
     """Serve until a signal or the loss of the engine; returns the process exit code.
 
     0 after a drained stop, 1 if the model or the engine could not be started or kept.
-    Raises ConfigError if the address cannot be bound.
+    Raises ConfigError if the address cannot be bound, or for unusable keys or certificates.
     """
     import uvloop
 
-    listener = bind(spec.config)
+    from caudal.server.keys import load_keys
+    from caudal.server.tls import create_ssl_context
+
+    entrance = Entrance(load_keys(spec.config), create_ssl_context(spec.config), bind(spec.config))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(spec, listener))
+        return runner.run(_serve(spec, entrance))
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -103,9 +119,10 @@ def bind(config: ServerConfig) -> socket.socket:
     return listener
 
 
-async def _serve(spec: ServeSpec, listener: socket.socket) -> int:
+async def _serve(spec: ServeSpec, entrance: Entrance) -> int:
     stop = StopRequests()
     stop.listen()
+    listener = entrance.listener
     engine = spec.create_engine()
     try:
         await engine.start()
@@ -114,9 +131,11 @@ async def _serve(spec: ServeSpec, listener: socket.socket) -> int:
         from caudal.server.lifecycle import Lifecycle
         from caudal.server.state import AppState
 
-        state = AppState(spec.config, engine)
+        state = AppState(spec.config, engine, keys=entrance.keys)
+        if spec.config.api_key_file is not None:
+            stop.on_hangup(lambda: _reload_keys(state))
         lifecycle = Lifecycle(state, spec.create_engine, stop)
-        server = _create_http_server(state, listener)
+        server = _create_http_server(state, entrance)
         serving = asyncio.create_task(server.serve())
         try:
             state.model = await loading
@@ -135,7 +154,19 @@ async def _serve(spec: ServeSpec, listener: socket.socket) -> int:
         await engine.stop()
 
 
-def _create_http_server(state: AppState, listener: socket.socket) -> uvicorn.Server:
+def _reload_keys(state: AppState) -> None:
+    """Read the keys again; a file that is not usable changes nothing."""
+    from caudal.server.keys import load_keys
+
+    try:
+        state.keys.replace(load_keys(state.config))
+    except ConfigError as error:
+        logger.error("the API keys stay as they were: %s", error)
+    else:
+        logger.info("%d API keys", len(state.keys))
+
+
+def _create_http_server(state: AppState, entrance: Entrance) -> uvicorn.Server:
     import uvicorn
 
     from caudal.server.app import create_app
@@ -154,7 +185,7 @@ def _create_http_server(state: AppState, listener: socket.socket) -> uvicorn.Ser
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
     )
-    return HttpServer(config, listener, backlog=BACKLOG)
+    return HttpServer(config, entrance.listener, backlog=BACKLOG, tls=entrance.tls)
 
 
 async def _shut_down(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
@@ -190,9 +221,11 @@ def _announce(spec: ServeSpec, state: AppState, listener: socket.socket) -> None
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     body = f'{{"prompt":"Once upon a time","max_tokens":32,"model":"{state.model.name}"}}'
-    key = " -H 'Authorization: Bearer KEY'" if spec.config.api_key is not None else ""
+    key = " -H 'Authorization: Bearer KEY'" if len(state.keys) else ""
+    is_tls = spec.config.ssl_certfile is not None
+    url, insecure = f"http{'s' if is_tls else ''}://{host}:{port}", " -k" if is_tls else ""
     spec.announce(
-        f"Ready: {state.model.name} at http://{host}:{port}  Try:  curl http://{host}:{port}"
+        f"Ready: {state.model.name} at {url}  Try:  curl{insecure} {url}"
         f"/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'"
     )
     sys.stdout.flush()

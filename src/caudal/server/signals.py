@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
 
 
 class StopRequests:
@@ -18,6 +19,10 @@ class StopRequests:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.ask)
+
+    def on_hangup(self, reload: Callable[[], None]) -> None:
+        """Call `reload` on SIGHUP, which would otherwise end the process."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
 
     def ask(self) -> None:
         """What a signal does; also the way to stop a server from inside."""

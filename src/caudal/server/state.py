@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,7 +18,9 @@ from caudal.metrics.server_metrics import ServerMetrics
 from caudal.scheduler.service_class import ServiceClass
 from caudal.server.body import UnknownFieldLog
 from caudal.server.exchange import BodyBudget, Exchange
+from caudal.server.keys import KeyRing, load_keys
 from caudal.server.model import ServedModel
+from caudal.server.quota import Quotas
 from caudal.server.sse import StreamRegistry
 from caudal.server.turns import Turns
 
@@ -64,6 +67,9 @@ class AppState:
     is_draining: bool = False
     num_active: int = 0
     """Generation requests between their first byte and the end of their answer."""
+    keys: KeyRing = field(default_factory=KeyRing)
+    """Without any here: those of the configuration."""
+    quotas: Quotas = field(default_factory=lambda: Quotas(time.monotonic))
     streams: StreamRegistry = field(init=False)
     turns: Turns = field(init=False)
     bodies: BodyBudget = field(init=False)
@@ -73,6 +79,8 @@ class AppState:
     _batches: BatchService | None = None
 
     def __post_init__(self) -> None:
+        if not len(self.keys):
+            self.keys = load_keys(self.config)
         limits = self.limits
         self.streams = StreamRegistry(
             ping_interval_s=limits.ping_interval_s, slow_reader_s=limits.slow_reader_s

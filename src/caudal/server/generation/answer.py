@@ -75,10 +75,17 @@ class ChunkFrame:
     __slots__ = ("_encode", "_tail", "_tail_open", "head")
 
     def __init__(
-        self, request_id: str, kind: str, created: int, model: str, *, usage: bool
+        self, request_id: str, kind: str, created: int, model: str, *, usage: bool, tier: str | None
     ) -> None:
         self._encode = msgspec.json.Encoder().encode
-        fields = {"id": request_id, "object": kind, "created": created, "model": model}
+        fields: dict[str, str | int] = {
+            "id": request_id,
+            "object": kind,
+            "created": created,
+            "model": model,
+        }
+        if tier is not None:
+            fields["service_tier"] = tier
         self.head = b"data: " + self._encode(fields)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if usage else b"]}\n\n"
         self._tail_open = b'],"usage":'

@@ -68,6 +68,7 @@ class _ResponseBody(msgspec.Struct, omit_defaults=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: msgspec.Raw | None = None
+    service_tier: str | None = None
 
 
 class ChatAnswerWriter:
@@ -83,7 +84,12 @@ class ChatAnswerWriter:
         self._is_plain = plan.num_logprobs is None and not self._continuous
         has_usage = plan.stream.include_usage
         self._frame = ChunkFrame(
-            plan.request_id, "chat.completion.chunk", created, model.name, usage=has_usage
+            plan.request_id,
+            "chat.completion.chunk",
+            created,
+            model.name,
+            usage=has_usage,
+            tier=plan.service_tier,
         )
         tail = b'},"logprobs":null,"finish_reason":null}],"usage":null}\n\n'
         self._plain_tail = tail if has_usage else tail.replace(b',"usage":null', b"")
@@ -153,6 +159,7 @@ class ChatAnswerWriter:
         body = _ResponseBody(
             plan.request_id, "chat.completion", self._created, self._model.name, bodies, usage
         )
+        body.service_tier = plan.service_tier
         if plan.num_prompt_logprobs is not None:
             entries = choices[0].prompt_logprobs or []
             body.prompt_logprobs = prompt_logprobs(self._model, entries, plan.num_prompt_logprobs)

@@ -28,13 +28,14 @@ class _ChoiceBody(msgspec.Struct, omit_defaults=True):
     prompt_logprobs: msgspec.Raw | None = None
 
 
-class _ResponseBody(msgspec.Struct):
+class _ResponseBody(msgspec.Struct, omit_defaults=True):
     id: str
     object: str
     created: int
     model: str
     choices: list[_ChoiceBody]
     usage: Usage
+    service_tier: str | None = None
 
 
 class CompletionAnswerWriter:
@@ -51,7 +52,12 @@ class CompletionAnswerWriter:
         self._is_plain = plan.num_logprobs is None and not self._continuous
         has_usage = plan.stream.include_usage
         self._frame = ChunkFrame(
-            plan.request_id, "text_completion", created, model.name, usage=has_usage
+            plan.request_id,
+            "text_completion",
+            created,
+            model.name,
+            usage=has_usage,
+            tier=plan.service_tier,
         )
         tail = b',"logprobs":null,"finish_reason":null}],"usage":null}\n\n'
         self._plain_tail = tail if has_usage else tail.replace(b',"usage":null', b"")
@@ -93,6 +99,7 @@ class CompletionAnswerWriter:
         body = _ResponseBody(
             plan.request_id, "text_completion", self._created, self._model.name, bodies, usage
         )
+        body.service_tier = plan.service_tier
         return _encode(body)
 
     def _whole(self, choice: Choice) -> _ChoiceBody:

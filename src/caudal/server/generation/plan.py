@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -64,12 +65,21 @@ class GenerationPlan:
     priority: int = 0
     service: ServiceClass = ServiceClass.INTERACTIVE
     namespace: str = ""
+    service_tier: str | None = None
+    """As asked for, then as given; None: nobody asked."""
+    timeout_s: float | None = None
+    """Seconds from `arrival` within which the answer must be complete."""
+    tenant: str = ""
+    weight: float = 1.0
 
     def engine_requests(self) -> list[EngineRequest]:
         """One request per choice, in the order of the choices' indices."""
         requests: list[EngineRequest] = []
         num_choices = len(self.prompts) * self.n
         parent = self.request_id if num_choices > 1 else None
+        timeout_s = None
+        if self.timeout_s is not None:
+            timeout_s = max(0.0, self.timeout_s - (time.monotonic() - self.arrival))
         for prompt in self.prompts:
             for number in range(self.n):
                 name = self.request_id if parent is None else f"{self.request_id}-{len(requests)}"
@@ -80,6 +90,9 @@ class GenerationPlan:
                     priority=self.priority,
                     service=self.service,
                     namespace=self.namespace,
+                    tenant=self.tenant,
+                    weight=self.weight,
+                    timeout_s=timeout_s,
                     parent_id=parent,
                     num_siblings=num_choices,
                 )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 
-from caudal.errors import RequestFailedError
+from caudal.errors import OverloadedError, RequestFailedError
 from caudal.server.errors import ClientGoneError
 from caudal.server.exchange import Exchange
 from caudal.server.generation.choice import Choice
@@ -14,6 +14,7 @@ from caudal.server.generation.plan import GenerationPlan
 from caudal.server.generation.serve import Generation, together, watch_client
 from caudal.server.model import ServedModel
 from caudal.server.state import AppState
+from caudal.server.tenancy import for_tenant, refund
 
 
 class PooledPrompts:
@@ -73,10 +74,14 @@ async def serve_pooling(
     Raises OverloadedError, UnavailableError, RequestFailedError, or ClientGoneError.
     """
     state.require_serving()
-    prompts = PooledPrompts(state, replace(plan, service=exchange.service), model)
+    plan = for_tenant(state, exchange, plan)
+    prompts = PooledPrompts(state, plan, model)
     watcher = asyncio.create_task(watch_client(exchange, prompts))
     try:
         await prompts.run()
+    except OverloadedError:
+        refund(exchange, plan)
+        raise
     finally:
         watcher.cancel()
     return prompts.vectors

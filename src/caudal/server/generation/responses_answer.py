@@ -172,5 +172,6 @@ def _initial_response(
         text=TextInfo({"type": "text"}),
         top_logprobs=plan.num_logprobs or 0,
         top_p=plan.sampling.top_p,
+        service_tier=plan.service_tier or "default",
         user=body.user,
     )

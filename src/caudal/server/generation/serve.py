@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from dataclasses import replace
 from typing import Any, Protocol
 
 from caudal.errors import (
+    DeadlineError,
     EngineDeadError,
+    RequestError,
     RequestFailedError,
     UnavailableError,
 )
@@ -20,8 +21,10 @@ from caudal.server.generation.answer import AnswerWriter, usage_of
 from caudal.server.generation.choice import Choice
 from caudal.server.generation.plan import GenerationPlan
 from caudal.server.model import ServedModel
+from caudal.server.quota import Quota
 from caudal.server.sse import EventStream
 from caudal.server.state import AppState
+from caudal.server.tenancy import for_tenant, quota_of, refund
 
 Outputs = AsyncIterator[RequestOutput]
 Deliver = Callable[[Choice, str], Awaitable[None]]
@@ -37,8 +40,16 @@ class Abandonable(Protocol):
 class Generation:
     """The choices of one request and their place in the engine."""
 
-    def __init__(self, state: AppState, plan: GenerationPlan, model: ServedModel) -> None:
+    def __init__(
+        self,
+        state: AppState,
+        plan: GenerationPlan,
+        model: ServedModel,
+        quota: Quota | None = None,
+    ) -> None:
+        """`quota` is charged for the tokens that come out."""
         self._plan = plan
+        self._quota = quota
         self._engine = state.engine
         self._metrics = state.metrics_of(plan.service)
         self._requests = plan.engine_requests()
@@ -85,6 +96,8 @@ class Generation:
             if num_new:
                 timing.observe_tokens(clock(), num_new, metrics)
                 metrics.generation_tokens += num_new
+                if self._quota is not None:
+                    self._quota.use_tokens(num_new)
             if output.queue_ms:
                 timing.queue_s = output.queue_ms / 1e3
             reason = choice.finish_reason
@@ -108,6 +121,11 @@ class Generation:
             if self._is_client_gone:
                 raise ClientGoneError
             raise UnavailableError("The request was aborted: shutting down.", code=ABORTED)
+        if reason is FinishReason.TIMEOUT:
+            self._metrics.requests_finished.increment(reason)
+            has_begun = output.num_output_tokens > 0
+            where = "before its end" if has_begun else "before its first token"
+            raise DeadlineError(self._plan.timeout_s or 0.0, where)
         if reason is FinishReason.ERROR:
             raise RequestFailedError(output.error or "The request failed.", code="request_failed")
 
@@ -141,10 +159,15 @@ async def serve_generation(
     Errors before the first byte are raised for the caller to answer; later ones end the stream.
     """
     state.require_serving()
-    generation = Generation(state, replace(plan, service=exchange.service), model)
+    plan = for_tenant(state, exchange, plan)
+    generation = Generation(state, plan, model, quota_of(exchange))
     watcher = asyncio.create_task(watch_client(exchange, generation))
     try:
-        await generation.submit()
+        try:
+            await generation.submit()
+        except RequestError:
+            refund(exchange, plan)
+            raise
         if plan.stream.is_stream:
             await _stream(state, exchange, generation, plan, writer)
         else:

@@ -136,3 +136,5 @@ class ChatCompletionResponse(msgspec.Struct, frozen=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
+    service_tier: str | None = None
+    """What was given, if any was asked for."""

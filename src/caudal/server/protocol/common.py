@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, UnsetType
 from caudal.sampling_params import MAX_LOGPROBS
 
 INT32_MAX = 2**31 - 1
+MAX_TIMEOUT_S = 86_400
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 32
 MAX_STOP_LENGTH = 1024
@@ -22,6 +23,10 @@ TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Count = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+
+
+ServiceTier = Literal["auto", "default", "flex", "priority", "scale"]
+Timeout = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -65,6 +70,10 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     prompt_logprobs: Logprobs | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=INT32_MAX)] | None = None
     """Lower runs first."""
+    service_tier: ServiceTier | None = None
+    """priority before, flex after all others; what was given is told in the answer."""
+    timeout: Timeout | None = None
+    """Seconds within which the answer must be complete, else the request is dropped."""
     user: Annotated[str, Meta(max_length=1024)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     """Requests with different salts never share cached prompt prefixes."""

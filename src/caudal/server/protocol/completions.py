@@ -67,3 +67,5 @@ class CompletionResponse(msgspec.Struct, frozen=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
+    service_tier: str | None = None
+    """What was given, if any was asked for."""

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from caudal.server.protocol.common import INT32_MAX
+from caudal.server.protocol.common import INT32_MAX, ServiceTier, Timeout
 from caudal.server.protocol.unsupported import Neutral
 
 MAX_INPUTS = 2048
@@ -38,7 +38,6 @@ EMBEDDING_UNSUPPORTED: Mapping[str, Neutral] = MappingProxyType(
         "messages": (None,),
         "embed_dtype": (None, "float32"),
         "endianness": (None, "native", "little"),
-        "service_tier": (None, "auto", "default"),
     }
 )
 
@@ -59,6 +58,8 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     """The mean over all tokens, or the last token; unset: as the model file says, else the mean."""
     add_special_tokens: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=INT32_MAX)] | None = None
+    service_tier: ServiceTier | None = None
+    timeout: Timeout | None = None
     user: Annotated[str, Meta(max_length=1024)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
 

@@ -15,8 +15,10 @@ from caudal.server.protocol.common import (
     JsonObject,
     Logprobs,
     Penalty,
+    ServiceTier,
     StopString,
     StopStrings,
+    Timeout,
 )
 from caudal.server.protocol.unsupported import Neutral
 
@@ -45,7 +47,6 @@ RESPONSES_UNSUPPORTED: Mapping[str, Neutral] = MappingProxyType(
         "truncation": (None, "disabled"),
         "context_management": (None, []),
         "moderation": (None,),
-        "service_tier": (None, "auto", "default"),
     }
 )
 
@@ -118,6 +119,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     stop: StopString | StopStrings | None = None
     ignore_eos: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=INT32_MAX)] | None = None
+    service_tier: ServiceTier | None = None
+    timeout: Timeout | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     chat_template_kwargs: JsonObject | None = None
 

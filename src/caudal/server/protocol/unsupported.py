@@ -22,7 +22,6 @@ _COMMON: dict[str, Neutral] = {
     "guided_choice": (None, []),
     "guided_grammar": (None,),
     "guided_decoding_backend": (None,),
-    "service_tier": (None, "auto", "default"),
     "use_beam_search": (None, False),
     "length_penalty": (None, 1, 1.0),
     "early_stopping": (None, False),

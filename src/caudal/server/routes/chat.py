@@ -18,6 +18,7 @@ from caudal.server.model import ServedModel
 from caudal.server.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from caudal.server.protocol.unsupported import CHAT_UNSUPPORTED
 from caudal.server.state import AppState
+from caudal.server.tenancy import with_tier
 from caudal.server.validate import check_min_tokens, sampling_params, stream_format, text_rules
 
 _DECODER = BodyDecoder(ChatCompletionRequest, CHAT_UNSUPPORTED)
@@ -32,6 +33,7 @@ async def create_chat_completion(state: AppState, exchange: Exchange) -> None:
     model = state.require_model(body.model)
     state.require_serving()
     plan = await plan_chat(state, model, body, arrival)
+    plan = with_tier(state, exchange, plan)
     exchange.release_body(state.bodies)
     exchange.reply_headers.append((b"x-request-id", plan.request_id.encode()))
     writer = ChatAnswerWriter(plan, model, int(time.time()))
@@ -76,6 +78,8 @@ async def plan_chat(
         num_prompt_logprobs=body.prompt_logprobs,
         priority=body.priority or 0,
         namespace=body.cache_salt or "",
+        service_tier=body.service_tier,
+        timeout_s=body.timeout,
     )
 
 

@@ -16,6 +16,7 @@ from caudal.server.prompts import check_token_ids, encode_text, run_prompt_work,
 from caudal.server.protocol.completions import CompletionRequest, CompletionResponse
 from caudal.server.protocol.unsupported import COMPLETION_UNSUPPORTED
 from caudal.server.state import AppState
+from caudal.server.tenancy import with_tier
 from caudal.server.validate import check_min_tokens, sampling_params, stream_format, text_rules
 
 DEFAULT_MAX_TOKENS = 16
@@ -32,6 +33,7 @@ async def create_completion(state: AppState, exchange: Exchange) -> None:
     model = state.require_model(body.model)
     state.require_serving()
     plan = await plan_completion(state, model, body, arrival)
+    plan = with_tier(state, exchange, plan)
     exchange.release_body(state.bodies)
     exchange.reply_headers.append((b"x-request-id", plan.request_id.encode()))
     writer = CompletionAnswerWriter(plan, model, int(time.time()))
@@ -77,6 +79,8 @@ async def plan_completion(
         num_prompt_logprobs=body.prompt_logprobs,
         priority=body.priority or 0,
         namespace=body.cache_salt or "",
+        service_tier=body.service_tier,
+        timeout_s=body.timeout,
     )
 
 

@@ -85,6 +85,8 @@ async def _plan(
         sampling=SamplingParams(max_tokens=0, pooling=pooling),
         priority=body.priority or 0,
         namespace=body.cache_salt or "",
+        service_tier=body.service_tier,
+        timeout_s=body.timeout,
     )
 
 

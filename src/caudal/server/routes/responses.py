@@ -23,6 +23,7 @@ from caudal.server.protocol.responses import (
 )
 from caudal.server.routes.chat import plan_chat
 from caudal.server.state import AppState
+from caudal.server.tenancy import with_tier
 
 _DECODER = BodyDecoder(ResponsesRequest, RESPONSES_UNSUPPORTED)
 _PARAMS = {"messages": "input", "max_tokens": "max_output_tokens"}
@@ -38,6 +39,7 @@ async def create_response(state: AppState, exchange: Exchange) -> None:
     state.require_serving()
     with renamed_params(_PARAMS):
         plan = await plan_chat(state, model, _chat_body(body), arrival, id_prefix="resp")
+        plan = with_tier(state, exchange, plan)
         exchange.release_body(state.bodies)
         exchange.reply_headers.append((b"x-request-id", plan.request_id.encode()))
         writer = ResponsesAnswerWriter(plan, model, int(time.time()), body)
@@ -66,6 +68,8 @@ def _chat_body(body: ResponsesRequest) -> ChatCompletionRequest:
         stop=body.stop,
         ignore_eos=body.ignore_eos,
         priority=body.priority,
+        service_tier=body.service_tier,
+        timeout=body.timeout,
         cache_salt=body.cache_salt,
         chat_template_kwargs=body.chat_template_kwargs,
     )
