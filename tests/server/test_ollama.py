@@ -248,8 +248,8 @@ async def test_values_that_ask_for_nothing_are_accepted(
 
 
 BOTH: list[tuple[dict[str, Any], str, str]] = [
-    ({"format": "json"}, "format", "not supported"),
-    ({"format": {"type": "object"}}, "format", "not supported"),
+    ({"format": "xml"}, "format", "'json' or a JSON schema"),
+    ({"format": {"not": {}}}, "format", "/not"),
     ({"think": True}, "think", "not supported"),
     ({"think": "high"}, "think", "not supported"),
     ({"options": {"temperature": 3}}, "options.temperature", "2"),

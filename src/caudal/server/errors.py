@@ -91,7 +91,10 @@ def renamed_params(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        error.param = names.get(error.param or "", error.param)
+        old = error.param or ""
+        new = error.param = names.get(old, error.param)
+        if new is not None and error.message.startswith(f"{old}:"):
+            error.message = new + error.message.removeprefix(old)
         raise
 
 

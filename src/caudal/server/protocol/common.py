@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from caudal.sampling_params import MAX_LOGPROBS
+from caudal.server.protocol.structured import FormFields
 
 INT32_MAX = 2**31 - 1
 MAX_TIMEOUT_S = 86_400
@@ -38,7 +39,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     """Token counts in every chunk."""
 
 
-class GenerationBody(msgspec.Struct, kw_only=True):
+class GenerationBody(FormFields, kw_only=True):
     """Model, sampling, stopping and streaming; null means the default."""
 
     model: Annotated[str, Meta(max_length=1024)] | None = None

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from caudal.server.protocol.chat import MAX_MESSAGES
 from caudal.server.protocol.common import INT32_MAX, StopStrings
+from caudal.server.protocol.structured import JsonSchema
 from caudal.server.protocol.unsupported import Neutral
 
 TURN_ROLES = ("user", "assistant")
@@ -20,8 +21,6 @@ MESSAGES_UNSUPPORTED: Mapping[str, Neutral] = MappingProxyType(
         "tools": (None, []),
         "tool_choice": (None, {"type": "auto"}, {"type": "none"}),
         "thinking": (None, {"type": "disabled"}, {"type": "adaptive"}),
-        "output_config": (None, {}),
-        "output_format": (None,),
         "container": (None,),
         "mcp_servers": (None, []),
         "context_management": (None, {}),
@@ -51,12 +50,30 @@ class MessageMetadata(msgspec.Struct, frozen=True):
     user_id: Annotated[str, Meta(max_length=1024)] | None = None
 
 
+class OutputFormat(msgspec.Struct, frozen=True):
+    """JSON of a schema."""
+
+    type: Annotated[str, Meta(extra_json_schema={"enum": ["json_schema"]})]
+    schema: JsonSchema = None
+
+
+class OutputConfig(msgspec.Struct, frozen=True):
+    """Form of the answer."""
+
+    format: OutputFormat | None = None
+    effort: str | None = None
+    """Without effect."""
+
+
 class CountTokensRequest(msgspec.Struct, kw_only=True):
     """The part of a messages request that makes the prompt."""
 
     messages: Annotated[list[MessageParam], Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: Annotated[str, Meta(max_length=1024)] | None = None
     system: str | list[TextBlockParam] | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """Former place of `output_config.format`."""
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):

@@ -11,10 +11,10 @@ from msgspec import Meta
 
 from caudal.server.protocol.chat import MAX_MESSAGES, ROLES
 from caudal.server.protocol.common import INT32_MAX, Penalty, StopString, StopStrings
+from caudal.server.protocol.structured import JsonSchema
 from caudal.server.protocol.unsupported import Neutral
 
 _COMMON: dict[str, Neutral] = {
-    "format": (None, ""),
     "think": (None, False),
     "logprobs": (None, False),
     "top_logprobs": (None, 0),
@@ -87,6 +87,8 @@ class _OllamaBody(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     """Unset: true."""
     options: OllamaOptions | None = None
+    format: JsonSchema = None
+    """`json` for any JSON object, or a JSON schema."""
     keep_alive: float | str | None = None
     """Without effect: the model stays loaded."""
 

@@ -12,15 +12,7 @@ from typing import Any
 
 Neutral = tuple[Any, ...]
 
-_TEXT_FORMAT = {"type": "text"}
-
 _COMMON: dict[str, Neutral] = {
-    "response_format": (None, _TEXT_FORMAT),
-    "structured_outputs": (None, {}),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None, []),
-    "guided_grammar": (None,),
     "guided_decoding_backend": (None,),
     "use_beam_search": (None, False),
     "length_penalty": (None, 1, 1.0),

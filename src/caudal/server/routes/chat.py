@@ -11,6 +11,7 @@ from caudal.server.body import BodyDecoder
 from caudal.server.conversation import PreparedChat, prepare_chat
 from caudal.server.endpoint import ApiRoute
 from caudal.server.exchange import Exchange
+from caudal.server.form import check_form, form_of_chat, required_form
 from caudal.server.generation.chat_answer import ChatAnswerWriter
 from caudal.server.generation.plan import GenerationPlan, Prompt, fit_max_tokens
 from caudal.server.generation.serve import serve_generation
@@ -62,9 +63,15 @@ async def plan_chat(
         num_prompt_logprobs=body.prompt_logprobs,
     )
     stream = stream_format(body)
+    form = await required_form(state, body)
     chat = await prepare_chat(state, model, body)
+    output = chat.output
     if chat.constraint is not None:
-        sampling = replace(sampling, structured_outputs=chat.constraint)
+        await check_form(state, chat.constraint, "tools")
+        form = chat.constraint
+    elif form is not None:
+        form, output = form_of_chat(form, chat.output)
+    sampling = replace(sampling, structured_outputs=form)
     return GenerationPlan(
         request_id=state.create_request_id(id_prefix),
         arrival=arrival,
@@ -72,7 +79,7 @@ async def plan_chat(
         n=body.n or 1,
         sampling=sampling,
         text=text_rules(body, shown_token_ids=chat.shown_token_ids),
-        output=chat.output,
+        output=output,
         stream=stream,
         num_logprobs=num_logprobs,
         num_prompt_logprobs=body.prompt_logprobs,

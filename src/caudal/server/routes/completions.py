@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 
+from msgspec.structs import replace
+
 from caudal.errors import InvalidRequestError
 from caudal.server.body import BodyDecoder
 from caudal.server.endpoint import ApiRoute
 from caudal.server.exchange import Exchange
+from caudal.server.form import required_form
 from caudal.server.generation.completion_answer import CompletionAnswerWriter
 from caudal.server.generation.plan import GenerationPlan, Prompt, fit_max_tokens
 from caudal.server.generation.serve import serve_generation
@@ -58,6 +61,7 @@ async def plan_completion(
         num_logprobs=body.logprobs,
         num_prompt_logprobs=num_prompt_logprobs,
     )
+    sampling = replace(sampling, structured_outputs=await required_form(state, body))
     stream = stream_format(body)
     prompts = await _prompts(state, model, body)
     num_choices = len(prompts) * n

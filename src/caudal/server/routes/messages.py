@@ -9,6 +9,7 @@ from caudal.errors import InvalidRequestError
 from caudal.server.body import BodyDecoder
 from caudal.server.conversation import prepare_chat
 from caudal.server.endpoint import ApiRoute
+from caudal.server.errors import renamed_params
 from caudal.server.exchange import Exchange
 from caudal.server.generation.messages_answer import MessagesAnswerWriter, message_error_body
 from caudal.server.generation.serve import serve_generation
@@ -24,9 +25,14 @@ from caudal.server.protocol.messages import (
     MessagesRequest,
     TextBlockParam,
 )
+from caudal.server.protocol.structured import JsonSchemaFormat, ResponseFormat
 from caudal.server.routes.chat import plan_chat
 from caudal.server.state import AppState
 
+_PARAMS = {
+    "response_format": "output_config.format",
+    "response_format.json_schema.schema": "output_config.format.schema",
+}
 _DECODER = BodyDecoder(MessagesRequest, MESSAGES_UNSUPPORTED)
 _COUNT_DECODER = BodyDecoder(CountTokensRequest, MESSAGES_UNSUPPORTED)
 
@@ -40,13 +46,15 @@ async def create_message(state: AppState, exchange: Exchange) -> None:
     model = state.require_model(body.model)
     state.require_serving()
     chat = _chat_body(body)
+    chat.response_format = _response_format(body)
     chat.max_tokens = body.max_tokens
     chat.stop = body.stop_sequences
     chat.stream = body.stream
     chat.temperature = body.temperature
     chat.top_k = body.top_k
     chat.top_p = body.top_p
-    plan = await plan_chat(state, model, chat, arrival, id_prefix="msg")
+    with renamed_params(_PARAMS):
+        plan = await plan_chat(state, model, chat, arrival, id_prefix="msg")
     exchange.release_body(state.bodies)
     exchange.reply_headers.append((b"request-id", plan.request_id.encode()))
     await serve_generation(state, exchange, model, plan, MessagesAnswerWriter(plan, model))
@@ -73,6 +81,16 @@ def _chat_body(body: CountTokensRequest) -> ChatCompletionRequest:
     if is_continued:
         _check_continued(messages[-1], f"messages[{len(body.messages) - 1}].content")
     return ChatCompletionRequest(messages=messages, continue_final_message=is_continued)
+
+
+def _response_format(body: MessagesRequest) -> ResponseFormat | None:
+    config = body.output_config
+    value = body.output_format if config is None or config.format is None else config.format
+    if value is None:
+        return None
+    if value.type != "json_schema":
+        raise _error("output_config.format.type", "must be json_schema")
+    return ResponseFormat(type=value.type, json_schema=JsonSchemaFormat(schema=value.schema))
 
 
 def _turns(params: Sequence[MessageParam]) -> list[ChatMessage]:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from caudal.errors import InvalidRequestError
 from caudal.server.body import BodyDecoder
 from caudal.server.endpoint import ApiRoute, Handler
+from caudal.server.errors import renamed_params
 from caudal.server.exchange import Exchange
 from caudal.server.generation.ollama_answer import (
     OllamaAnswerWriter,
@@ -34,6 +35,7 @@ from caudal.server.protocol.ollama import (
     OllamaMessage,
     OllamaOptions,
 )
+from caudal.server.protocol.structured import JsonSchemaFormat, ResponseFormat
 from caudal.server.protocol.unsupported import is_neutral
 from caudal.server.routes.chat import plan_chat
 from caudal.server.routes.completions import plan_completion
@@ -41,6 +43,8 @@ from caudal.server.state import AppState
 
 _CHAT = BodyDecoder(OllamaChatRequest, OLLAMA_CHAT_UNSUPPORTED)
 _GENERATE = BodyDecoder(OllamaGenerateRequest, OLLAMA_GENERATE_UNSUPPORTED)
+
+_PARAMS = {"response_format": "format", "response_format.json_schema.schema": "format"}
 
 LATEST = ":latest"
 _FORM = b"application/x-www-form-urlencoded"
@@ -82,7 +86,8 @@ async def ollama_chat(state: AppState, exchange: Exchange) -> None:
         return
     messages = [_message(m, f"messages[{index}]") for index, m in enumerate(body.messages)]
     chat = ChatCompletionRequest(messages=messages, **_generation_fields(body))
-    plan = await plan_chat(state, model, chat, arrival, id_prefix="ollama")
+    with renamed_params(_PARAMS):
+        plan = await plan_chat(state, model, chat, arrival, id_prefix="ollama")
     await _serve(state, exchange, model, plan, OllamaAnswerWriter(name, is_chat=True))
 
 
@@ -98,7 +103,8 @@ async def ollama_generate(state: AppState, exchange: Exchange) -> None:
     if not body.prompt:
         await exchange.respond(load_answer(name, is_chat=False))
         return
-    plan = await _plan_generate(state, model, body, body.prompt, arrival)
+    with renamed_params(_PARAMS):
+        plan = await _plan_generate(state, model, body, body.prompt, arrival)
     await _serve(state, exchange, model, plan, OllamaAnswerWriter(name, is_chat=False))
 
 
@@ -155,6 +161,7 @@ def _generation_fields(body: OllamaChatRequest | OllamaGenerateRequest) -> dict[
             raise _unsupported(f"options.{name}")
     limit = options.num_predict
     return {
+        "response_format": _response_format(body.format),
         "stream": body.stream is not False,
         "max_tokens": limit if limit is not None and limit > 0 else None,
         "temperature": _or(options.temperature, DEFAULT_TEMPERATURE),
@@ -167,6 +174,18 @@ def _generation_fields(body: OllamaChatRequest | OllamaGenerateRequest) -> dict[
         "presence_penalty": options.presence_penalty,
         "frequency_penalty": options.frequency_penalty,
     }
+
+
+def _response_format(value: Any) -> ResponseFormat | None:
+    if value is None or value == "":
+        return None
+    if value == "json":
+        return ResponseFormat(type="json_object")
+    if isinstance(value, str):
+        raise InvalidRequestError(
+            "format: must be 'json' or a JSON schema.", param="format", code="invalid_value"
+        )
+    return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=value))
 
 
 def _or(value: float | None, default: float) -> float:
