@@ -440,8 +440,9 @@ async def test_enforced_call_follows_the_reasoning() -> None:
         tags = tags_of(served)
     assert (answer["reasoning_content"], answer["content"]) == ("hm", "")
     assert answer["tool_calls"] == [{"name": "add", "arguments": ADD}]
-    assert (tags.trigger, tags.max_passages) == ("</think>", 1)
-    assert all(tag.begin.startswith("</think>\n\n<tool_call>") for tag in tags.tags)
+    outputs = served.engine.accepted[-1].sampling.structured_outputs
+    assert outputs is not None and outputs.after == "</think>"
+    assert (tags.trigger, tags.min_passages) == (None, 1)
 
 
 # Refusals

@@ -26,29 +26,30 @@ def call_constraint(
     is_required = tools.mode is ToolMode.REQUIRED
     if not is_required and not tools.is_strict:
         return None
-    lead = ""
+    after = None
     if is_required and reasoning is not None and reasoning.state is ReasoningState.REASONING:
-        lead = reasoning.format.end + "\n\n"
+        after = reasoning.format.end
     tags = tuple(
         StructuralTag(
-            begin=lead + format.begin.replace("NAME", function.spec.name),
+            begin=format.begin.replace("NAME", function.spec.name),
             schema=_schema(function.spec, is_enforced=is_required),
             end=format.end,
         )
         for function in tools.callable
     )
-    max_calls = 1 if lead or format.is_one_list else tools.max_calls
+    max_calls = 1 if format.is_one_list else tools.max_calls
     if is_required and max_calls is None:
         max_calls = MAX_ENFORCED_CALLS
     trigger = None if is_required else format.begin.partition("NAME")[0]
     return StructuredOutputsParams(
         structural_tags=StructuralTags(
             tags=tags,
-            trigger=lead.rstrip() if lead else trigger,
+            trigger=trigger,
             min_passages=1 if is_required else 0,
             max_passages=max_calls,
             separator=format.separator,
-        )
+        ),
+        after=after,
     )
 
 

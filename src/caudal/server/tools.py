@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -89,8 +90,8 @@ def resolve_tools(
     mode, chosen = _resolve_choice(choice, functions)
     if mode is None:
         return None
-    is_single = (
-        not is_parallel or (isinstance(choice, ToolChoiceObject) and choice.type == "function")
+    is_single = not is_parallel or (
+        isinstance(choice, ToolChoiceObject) and choice.type == "function"
     )
     shown = tuple(function.spec for function in functions)
     return ToolUse(shown, chosen, mode, 1 if is_single else None)
@@ -195,6 +196,21 @@ def _find(name: str, by_name: dict[str, Function], where: str) -> Function:
     if name not in by_name:
         raise _error(where, f"{name[:64]!r} is not among the tools")
     return by_name[name]
+
+
+@contextmanager
+def renamed_fields(patterns: Sequence[tuple[str, str]]) -> Iterator[None]:
+    """Give errors about tools the field names of another API: each (pattern, replacement)."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        old = new = error.param or ""
+        for pattern, replacement in patterns:
+            new = re.sub(f"^{pattern}", replacement, new)
+        if new != old:
+            error.param = new
+            error.message = new + error.message.removeprefix(old)
+        raise
 
 
 def _error(param: str, problem: str, *, code: str = "invalid_value") -> InvalidRequestError:

@@ -13,30 +13,30 @@ from caudal.scheduler.output import FinishReason
 from caudal.server.generation.choice import Choice
 from caudal.server.generation.logprobs import chat_logprobs
 from caudal.server.generation.plan import GenerationPlan
+from caudal.server.generation.response_items import ResponseItems
 from caudal.server.model import ServedModel
+from caudal.server.parsers.parts import Content, Part
 from caudal.server.protocol.chat import ChatTokenLogprob
 from caudal.server.protocol.common import Usage
 from caudal.server.protocol.responses import (
     IncompleteDetails,
     InputTokensDetails,
-    OutputMessage,
-    OutputText,
     OutputTokensDetails,
+    ReasoningInfo,
     ResponseFailure,
     ResponseObject,
     ResponsesRequest,
     ResponseUsage,
+    TextFormat,
     TextInfo,
 )
 from caudal.server.sse import SERVER_SENT_EVENTS
 
 _encode = msgspec.json.encode
-_PLACE = {"output_index": 0, "content_index": 0}
-_DELTA = "response.output_text.delta"
 
 
 class ResponsesAnswerWriter:
-    """Implements AnswerWriter for responses: one message with one text."""
+    """Implements AnswerWriter for responses: a message, or what the parser finds."""
 
     stream_type = SERVER_SENT_EVENTS
 
@@ -46,50 +46,50 @@ class ResponsesAnswerWriter:
         self._plan = plan
         self._model = model
         number = plan.request_id.partition("-")[2]
-        self._item_id = f"msg_{number}"
         self._response = _initial_response(f"resp_{number}", plan, model, created, body)
         self._sequence_number = 0
-        self._texts: list[str] = []
-        self._logprobs: list[ChatTokenLogprob] = []
-        head = {"type": _DELTA, "item_id": self._item_id, **_PLACE}
-        self._delta_head = _event_head(_DELTA) + _encode(head)[:-1] + b',"delta":'
+        self._items = ResponseItems(number, self._event, self._next_number)
 
     def opening(self, choices: Sequence[Choice]) -> bytes:
-        """The response, its message and its text, all empty."""
-        item = OutputMessage(self._item_id, "message", "in_progress", "assistant", [])
-        part = OutputText("output_text", "", [], [])
+        """The response, and its message unless other items may come first; all empty."""
         return (
             self._event("response.created", response=self._response)
             + self._event("response.in_progress", response=self._response)
-            + self._event("response.output_item.added", output_index=0, item=item)
-            + self._event("response.content_part.added", item_id=self._item_id, **_PLACE, part=part)
+            + (self._items.open_message() if self._plan.output is None else b"")
         )
 
     def chunk(self, choice: Choice, text: str) -> bytes:
         """See AnswerWriter.chunk."""
         logprobs = self._take_logprobs(choice)
-        self._texts.append(text)
-        middle = _encode(text) + b',"logprobs":' + _encode(logprobs)
-        return self._delta_head + middle + b',"sequence_number":%d}\n\n' % self._next_number()
+        if self._plan.output is None:
+            return self._items.write(Content(text), logprobs)
+        return self._write(choice.take_parts(), logprobs)
 
     def last_chunk(self, choice: Choice, text: str) -> bytes:
-        """The rest of the text, then the ends of the text and of the message."""
-        events = self.chunk(choice, text) if text or choice.logprobs else b""
-        message = self._message(choice, "".join(self._texts))
-        part = message.content[0]
-        where = {"item_id": self._item_id, **_PLACE}
-        return (
-            events
-            + self._event(
-                "response.output_text.done", **where, text=part.text, logprobs=part.logprobs
-            )
-            + self._event("response.content_part.done", **where, part=part)
-            + self._event("response.output_item.done", output_index=0, item=message)
-        )
+        """The rest, and the end of the last item."""
+        is_rest = text or choice.parts or choice.logprobs
+        return (self.chunk(choice, text) if is_rest else b"") + self._close(choice)
+
+    def _write(self, parts: Sequence[Part], logprobs: list[ChatTokenLogprob]) -> bytes:
+        """Log-probabilities go with the first content; those of nothing but marks go nowhere."""
+        events = []
+        for part in parts:
+            is_content = isinstance(part, Content)
+            events.append(self._items.write(part, logprobs if is_content else None))
+            logprobs = [] if is_content else logprobs
+        return b"".join(events)
+
+    def _close(self, choice: Choice) -> bytes:
+        is_cut = choice.finish_reason is FinishReason.LENGTH
+        events = self._items.close("incomplete" if is_cut else "completed")
+        if not self._items.items:
+            events = self._items.open_message()
+            events += self._items.close("incomplete" if is_cut else "completed")
+        return events
 
     def ending(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         """The whole response."""
-        self._complete(choices[0], "".join(self._texts), usage)
+        self._complete(choices[0], usage)
         return self._event(f"response.{self._response.status}", response=self._response)
 
     def failure(self, error: RequestError) -> bytes:
@@ -102,39 +102,33 @@ class ResponsesAnswerWriter:
     def response(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         """See AnswerWriter.response."""
         choice = choices[0]
-        self._take_logprobs(choice)
-        self._complete(choice, "".join(choice.texts), usage)
+        parts = [Content("".join(choice.texts))] if choice.texts else choice.take_parts()
+        self._write(parts, self._take_logprobs(choice))
+        self._close(choice)
+        self._complete(choice, usage)
         return _encode(self._response)
 
-    def _complete(self, choice: Choice, text: str, usage: Usage) -> None:
+    def _complete(self, choice: Choice, usage: Usage) -> None:
         response = self._response
-        message = self._message(choice, text)
-        response.status = message.status
+        is_cut = choice.finish_reason is FinishReason.LENGTH
+        response.status = "incomplete" if is_cut else "completed"
         response.completed_at = int(time.time())
-        response.output = [message]
-        if message.status == "incomplete":
+        response.output = self._items.items
+        if is_cut:
             response.incomplete_details = IncompleteDetails("max_output_tokens")
         response.usage = ResponseUsage(
             usage.prompt_tokens,
             InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
             usage.completion_tokens,
-            OutputTokensDetails(),
+            OutputTokensDetails(choice.num_reasoning_tokens),
             usage.total_tokens,
         )
-
-    def _message(self, choice: Choice, text: str) -> OutputMessage:
-        is_cut = choice.finish_reason is FinishReason.LENGTH
-        part = OutputText("output_text", text, [], self._logprobs)
-        status = "incomplete" if is_cut else "completed"
-        return OutputMessage(self._item_id, "message", status, "assistant", [part])
 
     def _take_logprobs(self, choice: Choice) -> list[ChatTokenLogprob]:
         num_top = self._plan.num_logprobs
         if num_top is None:
             return []
-        new = chat_logprobs(self._model, choice.take_logprobs(), num_top).content
-        self._logprobs += new
-        return new
+        return chat_logprobs(self._model, choice.take_logprobs(), num_top).content
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = {"type": kind, **fields, "sequence_number": self._next_number()}
@@ -169,9 +163,17 @@ def _initial_response(
         output=[],
         parallel_tool_calls=body.parallel_tool_calls is not False,
         temperature=plan.sampling.temperature,
-        text=TextInfo({"type": "text"}),
+        reasoning=ReasoningInfo(body.reasoning.effort if body.reasoning else None),
+        text=TextInfo(_format_of(body)),
+        tool_choice=body.tool_choice or "auto",
+        tools=body.tools or [],
         top_logprobs=plan.num_logprobs or 0,
         top_p=plan.sampling.top_p,
         service_tier=plan.service_tier or "default",
         user=body.user,
     )
+
+
+def _format_of(body: ResponsesRequest) -> TextFormat:
+    given = body.text.format if body.text is not None else None
+    return given or TextFormat(type="text")

@@ -20,29 +20,21 @@ from caudal.server.protocol.common import (
     StopStrings,
     Timeout,
 )
+from caudal.server.protocol.structured import FORMAT_TYPES, JsonSchemaFormat
+from caudal.server.protocol.tools import MAX_TOOLS, FunctionName, ToolType
 from caudal.server.protocol.unsupported import Neutral
 
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
+ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
 
 RESPONSES_UNSUPPORTED: Mapping[str, Neutral] = MappingProxyType(
     {
-        "tools": (None, []),
-        "tool_choice": (None, "none", "auto"),
         "previous_response_id": (None,),
         "conversation": (None,),
         "prompt": (None,),
         "background": (None, False),
-        "reasoning": (
-            None,
-            {},
-            {"effort": None},
-            {"effort": "none"},
-            {"summary": None},
-            {"effort": None, "summary": None},
-            {"effort": "none", "summary": None},
-        ),
-        "response_format": (None, {"type": "text"}),
+        "response_format": (None, {"type": "text"}),  # here it is `text.format`
         "structured_outputs": (None, {}),
         "truncation": (None, "disabled"),
         "context_management": (None, []),
@@ -59,18 +51,78 @@ class InputPart(msgspec.Struct, frozen=True):
     refusal: str | None = None
 
 
-class InputItem(msgspec.Struct, frozen=True):
-    """A message of the conversation, by the client or from an earlier answer."""
+class ReasoningPart(msgspec.Struct, frozen=True):
+    """A piece of earlier reasoning."""
 
-    type: Annotated[str, Meta(extra_json_schema={"enum": ["message"]})] = "message"
+    text: str
+
+
+class InputItem(msgspec.Struct, frozen=True):
+    """A message, a call or its result, or reasoning; by the client or from an earlier answer."""
+
+    type: Annotated[str, Meta(extra_json_schema={"enum": list(ITEM_TYPES)})] = "message"
     role: Annotated[str, Meta(extra_json_schema={"enum": list(ROLES)})] | None = None
     content: str | list[InputPart] | None = None
+    call_id: Annotated[str, Meta(max_length=256)] | None = None
+    """Of calls and results."""
+    name: str | None = None
+    """Of calls."""
+    arguments: str | None = None
+    """Of calls."""
+    output: str | list[InputPart] | None = None
+    """Of results."""
+    summary: list[ReasoningPart] | None = None
+    """Of reasoning."""
+
+
+class ResponsesTool(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tool; only functions are offered."""
+
+    type: ToolType
+    name: FunctionName | None = None
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+    """Unset: no."""
+
+
+class ResponsesToolRef(msgspec.Struct, frozen=True):
+    """A tool by name."""
+
+    name: str | None = None
+    type: ToolType = "function"
+
+
+class ResponsesToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A function that must be called, or the tools that may be."""
+
+    type: Annotated[str, Meta(extra_json_schema={"enum": ["function", "allowed_tools"]})]
+    name: str | None = None
+    mode: str | None = None
+    tools: Annotated[list[ResponsesToolRef], Meta(max_length=MAX_TOOLS)] | None = None
+
+
+class ReasoningOptions(msgspec.Struct, frozen=True):
+    """How to reason."""
+
+    effort: str | None = None
+    """A variable of the chat template."""
+    summary: str | None = None
+    """Without effect: reasoning is never summarised."""
+    generate_summary: str | None = None
+    """The former name of `summary`."""
+
+
+class TextFormat(JsonSchemaFormat, kw_only=True, omit_defaults=True):
+    """Text, a JSON object, or JSON of a schema."""
+
+    type: Annotated[str, Meta(extra_json_schema={"enum": list(FORMAT_TYPES)})]
 
 
 class TextOptions(msgspec.Struct, frozen=True):
-    """Form of the answer; only plain text."""
+    """Form of the answer."""
 
-    format: JsonObject | None = None
+    format: TextFormat | None = None
     verbosity: str | None = None
 
 
@@ -107,7 +159,12 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         ]
         | None
     ) = None
+    tools: Annotated[list[ResponsesTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | ResponsesToolChoice | None = None
+    """Unset: `auto` with tools. `required` and a named function are enforced."""
     parallel_tool_calls: bool | None = None
+    """False: at most one call."""
+    reasoning: ReasoningOptions | None = None
     max_tool_calls: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
     user: Annotated[str, Meta(max_length=1024)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
@@ -134,14 +191,42 @@ class OutputText(msgspec.Struct, frozen=True):
     logprobs: list[ChatTokenLogprob]
 
 
-class OutputMessage(msgspec.Struct, frozen=True):
+class OutputMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
     """An answer."""
 
     id: str
-    type: str
     status: str
     role: str
     content: list[OutputText]
+
+
+class ReasoningText(msgspec.Struct, frozen=True):
+    """A text of reasoning."""
+
+    type: str
+    text: str
+
+
+class OutputReasoning(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
+    """What the model thought before it answered."""
+
+    id: str
+    status: str
+    summary: list[Any]
+    content: list[ReasoningText]
+
+
+class OutputFunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
+    """A call of a function; `arguments` is JSON text."""
+
+    id: str
+    status: str
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputFunctionCall
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True):
@@ -181,7 +266,7 @@ class ResponseUsage(msgspec.Struct, frozen=True):
 
 
 class ReasoningInfo(msgspec.Struct, frozen=True):
-    """How the answer was reasoned about: not at all."""
+    """How the answer was reasoned about, as asked for."""
 
     effort: str | None = None
     summary: str | None = None
@@ -190,7 +275,7 @@ class ReasoningInfo(msgspec.Struct, frozen=True):
 class TextInfo(msgspec.Struct, frozen=True):
     """Form of the answer."""
 
-    format: JsonObject
+    format: TextFormat
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
@@ -209,7 +294,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     max_tool_calls: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None = None
     reasoning: ReasoningInfo = ReasoningInfo()
@@ -217,8 +302,8 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     store: bool = False
     temperature: float
     text: TextInfo
-    tool_choice: str = "auto"
-    tools: list[Any] = []
+    tool_choice: str | ResponsesToolChoice = "auto"
+    tools: list[ResponsesTool] = []
     top_logprobs: int
     top_p: float
     truncation: str = "disabled"

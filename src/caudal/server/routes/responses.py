@@ -11,22 +11,39 @@ from caudal.server.errors import renamed_params
 from caudal.server.exchange import Exchange
 from caudal.server.generation.responses_answer import ResponsesAnswerWriter
 from caudal.server.generation.serve import serve_generation
-from caudal.server.protocol.chat import ROLES, ChatCompletionRequest, ChatMessage, ContentPart
+from caudal.server.protocol.chat import ChatCompletionRequest
 from caudal.server.protocol.responses import (
     INCLUDE_LOGPROBS,
     RESPONSES_UNSUPPORTED,
-    TEXT_PARTS,
-    InputItem,
-    InputPart,
     ResponseObject,
     ResponsesRequest,
 )
+from caudal.server.protocol.structured import JsonSchemaFormat, ResponseFormat
+from caudal.server.response_input import chat_messages, chat_tool_choice, chat_tools
 from caudal.server.routes.chat import plan_chat
 from caudal.server.state import AppState
 from caudal.server.tenancy import with_tier
+from caudal.server.tools import renamed_fields
 
+FORMAT_PARAMS = {
+    "response_format": "text.format",
+    "response_format.type": "text.format.type",
+    "response_format.json_schema.schema": "text.format.schema",
+}
 _DECODER = BodyDecoder(ResponsesRequest, RESPONSES_UNSUPPORTED)
-_PARAMS = {"messages": "input", "max_tokens": "max_output_tokens"}
+_PARAMS = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    **FORMAT_PARAMS,
+}
+_FIELDS = (
+    (r"(tools\[\d+\])\.function", r"\1"),
+    (r"tool_choice\.(?:function|allowed_tools)\.", "tool_choice."),
+    (r"(tool_choice\.tools\[\d+\])\.function", r"\1"),
+    (r"tool_choice\.function", "tool_choice.name"),
+    (r"tool_choice\.allowed_tools", "tool_choice.tools"),
+)
 
 
 async def create_response(state: AppState, exchange: Exchange) -> None:
@@ -37,7 +54,7 @@ async def create_response(state: AppState, exchange: Exchange) -> None:
     body = _DECODER.decode(data, state.unknown_fields)
     model = state.require_model(body.model)
     state.require_serving()
-    with renamed_params(_PARAMS):
+    with renamed_params(_PARAMS), renamed_fields(_FIELDS):
         plan = await plan_chat(state, model, _chat_body(body), arrival, id_prefix="resp")
         plan = with_tier(state, exchange, plan)
         exchange.release_body(state.bodies)
@@ -48,11 +65,16 @@ async def create_response(state: AppState, exchange: Exchange) -> None:
 
 def _chat_body(body: ResponsesRequest) -> ChatCompletionRequest:
     """The same request as a chat. Raises InvalidRequestError naming what it cannot say."""
-    _check_text(body)
+    response_format = _response_format(body)
     num_top = body.top_logprobs or 0
     has_logprobs = num_top > 0 or INCLUDE_LOGPROBS in (body.include or ())
     return ChatCompletionRequest(
-        messages=_messages(body),
+        messages=chat_messages(body),
+        tools=chat_tools(body.tools),
+        tool_choice=chat_tool_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        response_format=response_format,
         max_completion_tokens=body.max_output_tokens,
         stream=body.stream,
         logprobs=has_logprobs,
@@ -75,65 +97,17 @@ def _chat_body(body: ResponsesRequest) -> ChatCompletionRequest:
     )
 
 
-def _check_text(body: ResponsesRequest) -> None:
+def _response_format(body: ResponsesRequest) -> ResponseFormat | None:
+    """`text.format`, which has the fields of chat's `json_schema` beside its type."""
     if body.text is None:
-        return
-    if body.text.format not in (None, {"type": "text"}):
-        raise _unsupported("text.format", "not supported by this server")
+        return None
     if body.text.verbosity not in (None, "medium"):
         raise _unsupported("text.verbosity", "not supported by this server")
-
-
-def _messages(body: ResponsesRequest) -> list[ChatMessage]:
-    messages = []
-    if body.instructions:
-        messages.append(ChatMessage(role="system", content=body.instructions))
-    if isinstance(body.input, str):
-        messages.append(ChatMessage(role="user", content=body.input))
-        return messages
-    for index, item in enumerate(body.input):
-        messages.append(_message(item, f"input[{index}]"))
-    return messages
-
-
-def _message(item: InputItem, where: str) -> ChatMessage:
-    if item.type != "message":
-        raise _unsupported(
-            where, f"items of type {item.type[:64]!r} are not supported; only messages are"
-        )
-    if item.role not in ROLES:
-        raise InvalidRequestError(
-            f"{where}.role: must be one of {', '.join(ROLES)}.",
-            param=f"{where}.role",
-            code="invalid_value",
-        )
-    content = item.content
-    if isinstance(content, str):
-        return ChatMessage(role=item.role, content=content)
-    if not content:
-        raise InvalidRequestError(
-            f"{where}.content: a text or a list of text parts is required.",
-            param=f"{where}.content",
-            code="invalid_value",
-        )
-    parts = [_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
-    return ChatMessage(role=item.role, content=parts)
-
-
-def _part(part: InputPart, where: str) -> ContentPart:
-    if part.type not in TEXT_PARTS:
-        raise _unsupported(
-            where, f"parts of type {part.type[:64]!r} are not supported; this model takes text"
-        )
-    name = "refusal" if part.type == "refusal" else "text"
-    text: str | None = getattr(part, name)
-    if text is None:
-        raise InvalidRequestError(
-            f"{where}: a part of type {part.type} needs the field {name}.",
-            param=where,
-            code="invalid_value",
-        )
-    return ContentPart("text", text)
+    value = body.text.format
+    if value is None:
+        return None
+    schema = JsonSchemaFormat(name=value.name, schema=value.schema, strict=value.strict)
+    return ResponseFormat(type=value.type, json_schema=schema)
 
 
 def _unsupported(param: str, problem: str) -> InvalidRequestError:
