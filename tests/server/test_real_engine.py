@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import signal
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,11 +31,15 @@ LONG = {"prompt": "the river", "max_tokens": 4000, "ignore_eos": True, "stream":
 class RealServer:
     """A `caudal serve` process and its clients."""
 
-    def __init__(self, process: asyncio.subprocess.Process, port: int) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, port: int, trust: ssl.SSLContext | None = None
+    ) -> None:
         self.process = process
         self.port = port
-        base_url = f"http://127.0.0.1:{port}"
-        self.http = httpx.AsyncClient(base_url=base_url, timeout=60, limits=httpx.Limits())
+        base_url = f"http{'s' if trust else ''}://127.0.0.1:{port}"
+        self.http = httpx.AsyncClient(
+            base_url=base_url, timeout=60, limits=httpx.Limits(), verify=trust or True
+        )
         self.openai = AsyncOpenAI(
             api_key="unused", base_url=f"{base_url}/v1", http_client=self.http, max_retries=0
         )
@@ -71,7 +76,9 @@ class RealServer:
 
 
 @contextlib.asynccontextmanager
-async def serving(model: Path, *flags: str) -> AsyncIterator[RealServer]:
+async def serving(
+    model: Path, *flags: str, trust: ssl.SSLContext | None = None
+) -> AsyncIterator[RealServer]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "caudal", "serve", str(model), "--port", "0"),
         *("--served-model-name", "tiny", "--kv-cache-memory", "64MiB", *flags),
@@ -82,11 +89,11 @@ async def serving(model: Path, *flags: str) -> AsyncIterator[RealServer]:
     try:
         async with asyncio.timeout(60):
             line = (await process.stdout.readline()).decode()
-        match = re.search(r"http://127\.0\.0\.1:(\d+) ", line)
+        match = re.search(r"https?://127\.0\.0\.1:(\d+) ", line)
         if match is None:
             process.kill()
             raise AssertionError((await process.communicate())[1].decode())
-        server = RealServer(process, int(match.group(1)))
+        server = RealServer(process, int(match.group(1)), trust)
         async with server.http:
             yield server
     finally:
