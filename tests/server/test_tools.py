@@ -445,6 +445,39 @@ async def test_enforced_call_follows_the_reasoning() -> None:
     assert (tags.trigger, tags.min_passages) == (None, 1)
 
 
+async def test_call_or_form_where_both_are_asked_for() -> None:
+    """An answer in the form of a schema must not keep the model from calling first."""
+    schema = {"type": "object", "properties": {"sum": {"type": "integer"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    async with in_process(tool_setup("hermes", written("hermes", *CALLS))) as served:
+        answer = await both(served, tools=TOOLS, response_format=form)
+        assert len(answer["tool_calls"]) == 2
+        tags = tags_of(served)
+        assert [tag.begin[:11] for tag in tags.tags] == ["<tool_call>", "<tool_call>", ""]
+        assert json.loads(str(tags.tags[2].schema)) == schema
+        assert (tags.trigger, tags.min_passages, tags.max_passages) == (None, 1, 1)
+        await served.chat(tools=TOOLS, tool_choice="none", response_format=form)
+        outputs = served.engine.accepted[-1].sampling.structured_outputs
+    assert outputs is not None and json.loads(str(outputs.json)) == schema
+
+
+async def test_what_cannot_be_enforced_is_dropped_unless_the_tool_is_strict() -> None:
+    odd = function("add", a="integer")
+    odd["function"]["parameters"]["properties"]["a"]["not"] = {"const": 3}
+    odd["function"]["parameters"]["propertyNames"] = {"pattern": "a"}
+    async with in_process(tool_setup("hermes", ANSWER)) as served:
+        await served.chat(tools=[TOOLS[1], odd], tool_choice="required")
+        plain = function("add", a="integer")["function"]["parameters"]
+        assert tags_of(served).tags[1].schema == {**plain, "additionalProperties": False}
+        odd["function"]["strict"] = True
+        body = {"messages": USER, "tools": [TOOLS[1], odd], "tool_choice": "required"}
+        response = await served.http.post(PATH, json=body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "tools[1].function.parameters"
+    assert "/propertyNames" in error["message"] or "/properties/a/not" in error["message"]
+
+
 # Refusals
 
 

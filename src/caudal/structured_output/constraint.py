@@ -145,7 +145,7 @@ class ConstraintFactory:
             if self._vocabulary is None:
                 self._vocabulary = self._load_vocabulary()
         vocabulary = self._vocabulary
-        grammar = create_grammar(params, WHERE, vocabulary.special_texts)
+        grammar = create_grammar(params, WHERE, vocabulary.special_ids)
         matcher = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=parser_limits())
         if matcher.is_error():
             raise grammar_error(params, WHERE, short(matcher.get_error()))

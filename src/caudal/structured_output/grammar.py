@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from caudal.errors import InvalidRequestError
@@ -34,6 +35,7 @@ OPTIONS = '%llguidance {"no_forcing": true}\n'
 """Masks allow every way to split a forced text into tokens: forcing one would need the model's own
 tokenizer, and the model knows better which split it has learnt."""
 
+_NONE: Mapping[str, int] = MappingProxyType({})
 _JSON_OPTIONS = {
     "whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{MAX_WHITESPACE}}}",
     "lenient": False,
@@ -49,9 +51,9 @@ def parser_limits() -> LLParserLimits:
 
 
 def create_grammar(
-    params: StructuredOutputsParams, where: str, special_texts: Collection[str] = ()
+    params: StructuredOutputsParams, where: str, special_ids: Mapping[str, int] = _NONE
 ) -> str:
-    """The grammar of `params`; `special_texts` are those of the model's control tokens.
+    """The grammar of `params`; `special_ids` are the model's control tokens.
 
     Raises InvalidRequestError, beginning with `where`, for what is malformed, too large or could
     not be enforced. Faults that only compiling finds are left to `check_grammar`.
@@ -59,13 +61,13 @@ def create_grammar(
     if params.grammar is not None:
         grammar = _lark_grammar(params.grammar, where)
     elif params.structural_tags is not None:
-        grammar = _tags_grammar(params.structural_tags, where, special_texts)
+        grammar = _tags_grammar(params.structural_tags, where, special_ids)
     else:
         grammar = f"{OPTIONS}start: {_rule(params, where)}\n"
     if params.after is None:
         return grammar
     start = OPTIONS + "start: before gap @form\ngap: /[ \\n]{1,4}/ |\n"
-    start += lead_rule("before", params.after, special_texts)
+    start += lead_rule("before", params.after, special_ids)
     parts = [{"lark_grammar": start}, {"name": "form", "lark_grammar": grammar}]
     return json.dumps({"grammars": parts})
 
@@ -196,8 +198,8 @@ def _repeat_counts(grammar: str) -> list[int]:
     return [int(digits) if len(digits) < 10 else MAX_REPEAT + 1 for digits in found]
 
 
-def _tags_grammar(tags: StructuralTags, where: str, special_texts: Collection[str]) -> str:
+def _tags_grammar(tags: StructuralTags, where: str, special_ids: Mapping[str, int]) -> str:
     if not 1 <= len(tags.tags) <= MAX_TAGS:
         raise InvalidRequestError(f"{where}: must be 1 to {MAX_TAGS} tags.", code="invalid_value")
     rules = [json_rule(tag.schema, f"{where}[{index}]") for index, tag in enumerate(tags.tags)]
-    return OPTIONS + create_tags_grammar(tags, rules, special_texts)
+    return OPTIONS + create_tags_grammar(tags, rules, special_ids)

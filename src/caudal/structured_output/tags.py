@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 from caudal.errors import InvalidRequestError
 from caudal.sampling_params import StructuralTags
@@ -13,23 +13,23 @@ _MAX_PASSAGES = 1_000
 
 
 def create_tags_grammar(
-    tags: StructuralTags, json_rules: Sequence[str], special_texts: Collection[str]
+    tags: StructuralTags, json_rules: Sequence[str], special_ids: Mapping[str, int]
 ) -> str:
     """Rules from `start` on; `json_rules` are the right sides for the JSON of each tag.
 
-    A text in `special_texts` means the control token of that name: plain text never becomes one.
+    A text in `special_ids` means the control token of that id: plain text never becomes one.
     Raises InvalidRequestError for counts or triggers that contradict each other.
     """
     _check(tags)
     if tags.trigger is None:
-        lines = _passages_only(tags, special_texts)
+        lines = _passages_only(tags, special_ids)
         cut = 0
     else:
-        lines = _text_with_passages(tags, tags.trigger, special_texts)
+        lines = _text_with_passages(tags, tags.trigger, special_ids)
         cut = len(tags.trigger)
     for index, (tag, rule) in enumerate(zip(tags.tags, json_rules, strict=True)):
-        begin = _literal(tag.begin[cut:], special_texts)
-        lines.append(f"tag_{index}: {begin} json_{index} {_literal(tag.end, special_texts)}")
+        begin = _literal(tag.begin[cut:], special_ids)
+        lines.append(f"tag_{index}: {begin} json_{index} {_literal(tag.end, special_ids)}")
         lines.append(f"json_{index}: {rule}")
     return "\n".join(lines) + "\n"
 
@@ -47,16 +47,16 @@ def _check(tags: StructuralTags) -> None:
         raise _error("trigger: must be text with which every begin starts")
 
 
-def _passages_only(tags: StructuralTags, special_texts: Collection[str]) -> list[str]:
+def _passages_only(tags: StructuralTags, special_ids: Mapping[str, int]) -> list[str]:
     least, most = tags.min_passages, tags.max_passages
-    following = f"({_literal(tags.separator, special_texts)} passage)"
+    following = f"({_literal(tags.separator, special_ids)} passage)"
     others = _times(following, max(0, least - 1), None if most is None else most - 1)
     some = f"passage {others}"
     return [f"start: {some}" if least else f"start: ({some})?", _any_tag(tags)]
 
 
 def _text_with_passages(
-    tags: StructuralTags, trigger: str, special_texts: Collection[str]
+    tags: StructuralTags, trigger: str, special_ids: Mapping[str, int]
 ) -> list[str]:
     least, most = tags.min_passages, tags.max_passages
     start = f"{_times('call', least, None)} TEXT"
@@ -64,15 +64,15 @@ def _text_with_passages(
         start = _times("call", most, most)
         if least < most:
             start += f" | {_times('call', least, most - 1)} TEXT"
-    lead = lead_rule("head", trigger, special_texts)
+    lead = lead_rule("head", trigger, special_ids)
     return [f"start: {start}", lead, "call: head passage", _any_tag(tags)]
 
 
-def lead_rule(name: str, end: str, special_texts: Collection[str]) -> str:
+def lead_rule(name: str, end: str, special_ids: Mapping[str, int]) -> str:
     """A rule `name` for free text that ends with the first `end`; TEXT is any text."""
     text = "TEXT: /(.|\\n)*/\n"
-    if any(special in end for special in special_texts):
-        return f"{text}{name}: TEXT {_literal(end, special_texts)}\n"
+    if any(special in end for special in special_ids):
+        return f"{text}{name}: TEXT {_literal(end, special_ids)}\n"
     return f"{text}{name}[lazy]: TEXT {json.dumps(end)}\n"
 
 
@@ -86,23 +86,20 @@ def _any_tag(tags: StructuralTags) -> str:
     return "passage: " + " | ".join(f"tag_{index}" for index in range(len(tags.tags)))
 
 
-def _literal(text: str, special_texts: Collection[str]) -> str:
+def _literal(text: str, special_ids: Mapping[str, int]) -> str:
     """`text` as symbols of a rule: quoted, but for control tokens."""
     if not text:
         return ""
-    special = sorted((name for name in special_texts if name in text), key=len, reverse=True)
+    special = sorted((name for name in special_ids if name in text), key=len, reverse=True)
     if not special:
         return json.dumps(text)
     parts = re.split("(" + "|".join(map(re.escape, special)) + ")", text)
-    known = set(special)
-    return " ".join(_special(part) if part in known else json.dumps(part) for part in parts if part)
-
-
-def _special(name: str) -> str:
-    """Names in the notation's own brackets stand for themselves."""
-    if name.startswith("<") and name.endswith(">"):
-        return name
-    raise _error(f"the control token {name[:64]!r} cannot be part of a tag")
+    symbols = (
+        f"<[{special_ids[part]}]>" if part in special_ids else json.dumps(part)
+        for part in parts
+        if part
+    )
+    return " ".join(symbols)
 
 
 def _error(problem: str) -> InvalidRequestError:

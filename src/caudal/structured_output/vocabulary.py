@@ -31,7 +31,7 @@ class GrammarVocabulary:
         # Whatever ends a generation must not be allowed as text.
         special = {*vocabulary.ids_of_type(CONTROL, UNKNOWN, UNUSED), *self.eog_ids}
         control = {*vocabulary.ids_of_type(CONTROL), *self.eog_ids}
-        self.special_texts = frozenset(vocabulary.tokens[index] for index in control)
+        self.special_ids = {vocabulary.tokens[index]: index for index in sorted(control)}
         self.tokenizer = _create_tokenizer(self.token_bytes, sorted(special), sorted(self.eog_ids))
         self.without_digits = ~_make_mask(
             [index for index, raw in enumerate(self.token_bytes) if raw[:1] in _digit_set],

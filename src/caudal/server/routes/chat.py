@@ -20,6 +20,7 @@ from caudal.server.protocol.chat import ChatCompletionRequest, ChatCompletionRes
 from caudal.server.protocol.unsupported import CHAT_UNSUPPORTED
 from caudal.server.state import AppState
 from caudal.server.tenancy import with_tier
+from caudal.server.tool_constraint import with_calls
 from caudal.server.validate import check_min_tokens, sampling_params, stream_format, text_rules
 
 _DECODER = BodyDecoder(ChatCompletionRequest, CHAT_UNSUPPORTED)
@@ -70,7 +71,12 @@ async def plan_chat(
         await check_form(state, chat.constraint, "tools")
         form = chat.constraint
     elif form is not None:
-        form, output = form_of_chat(form, chat.output)
+        combined = with_calls(form, chat.tools, chat.output)
+        if combined is None:
+            form, output = form_of_chat(form, chat.output)
+        else:
+            await check_form(state, combined, "tools")
+            form = combined
     sampling = replace(sampling, structured_outputs=form)
     return GenerationPlan(
         request_id=state.create_request_id(id_prefix),
