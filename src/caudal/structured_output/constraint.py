@@ -105,12 +105,12 @@ class ConstraintFactory:
         self._load_vocabulary = load_vocabulary
         self._vocabulary: GrammarVocabulary | None = None
         self._lock = threading.Lock()
-        self._templates: OrderedDict[bytes, Future[_Template]] = OrderedDict()
+        self._templates: OrderedDict[str, Future[_Template]] = OrderedDict()
         self._pool: ThreadPoolExecutor | None = None
 
     def prepare(self, params: StructuredOutputsParams) -> Future[_Template]:
         """Compile without waiting. The future raises InvalidRequestError if that is impossible."""
-        key = msgspec.msgpack.encode(params)
+        key = repr(params)
         future = self._templates.get(key)
         if future is not None and not (future.done() and future.exception() is not None):
             self._templates.move_to_end(key)
@@ -134,9 +134,9 @@ class ConstraintFactory:
         return constraint
 
     def shutdown(self) -> None:
-        """End the threads; what they compile is dropped."""
+        """End the threads after what they compile now."""
         if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.shutdown(cancel_futures=True)
 
     def _compile(self, params: StructuredOutputsParams) -> _Template:
         from llguidance import LLMatcher

@@ -194,8 +194,9 @@ def _from_gbnf(grammar: str, where: str) -> str:
 
 
 def _repeat_counts(grammar: str) -> list[int]:
-    found = re.findall(r"(?:\{|\{\d{0,9},|~|~\d{0,9}\.\.)\s*(\d+)", grammar)
-    return [int(digits) if len(digits) < 10 else MAX_REPEAT + 1 for digits in found]
+    found = re.findall(r"[{~]\s*(\d*)\s*(?:,|\.\.)?\s*(\d*)", grammar)
+    counts = [digits for pair in found for digits in pair if digits]
+    return [int(digits) if len(digits) < 10 else MAX_REPEAT + 1 for digits in counts]
 
 
 def _tags_grammar(tags: StructuralTags, where: str, special_ids: Mapping[str, int]) -> str:

@@ -174,7 +174,7 @@ class _Checker:
             raise self._error(path, "must be an object of schemas")
         if path[-1] == "patternProperties":
             for name in value:
-                check_regex(name, f"{self._where}: {pointer((*path, name))[:512]}")
+                check_regex(name, f"{self._where}: {pointer((*path, name))[:512]}", _CODE)
         return {name: self._schema(item, (*path, name)) for name, item in value.items()}
 
     def _list(self, value: Any, path: tuple[str | int, ...]) -> list[Any]:
@@ -194,7 +194,7 @@ class _Checker:
         elif key == "pattern":
             if not isinstance(value, str):
                 raise self._error(path, "must be a text")
-            check_regex(value, f"{self._where}: {pointer(path)[:512]}")
+            check_regex(value, f"{self._where}: {pointer(path)[:512]}", _CODE)
         elif key in _COUNTS:
             if isinstance(value, int | float) and value > MAX_ITEMS:
                 raise self._error(path, f"must be at most {MAX_ITEMS}")

@@ -10,10 +10,10 @@ from caudal.structured_output.limits import MAX_NESTED_REPEAT, MAX_REGEX_CHARS, 
 _TOKEN = re.compile(r"\\.|\[(?:\\.|[^\]\\])+\]|[()]|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL)
 
 
-def check_regex(regex: str, where: str) -> None:
+def check_regex(regex: str, where: str, code: str = "invalid_value") -> None:
     """Raise InvalidRequestError, beginning with `where`, if `regex` is too large."""
     if len(regex) > MAX_REGEX_CHARS:
-        raise _error(where, f"at most {MAX_REGEX_CHARS} characters, got {len(regex)}")
+        raise _error(where, code, f"at most {MAX_REGEX_CHARS} characters, got {len(regex)}")
     # Per open group: the largest product of counts inside it; `last` is that of the latest atom.
     inside = [1]
     last = 1
@@ -25,23 +25,25 @@ def check_regex(regex: str, where: str) -> None:
         elif token == ")" and len(inside) > 1:
             last = inside.pop()
         elif match.group(1) is not None:
-            last *= _count(match, where)
+            last *= _count(match, where, code)
         else:
             last = 1
         inside[-1] = max(inside[-1], last)
         if last > MAX_NESTED_REPEAT:
             raise _error(
-                where, f"repeats around each other may multiply to {MAX_NESTED_REPEAT} at most"
+                where,
+                code,
+                f"repeats around each other may multiply to {MAX_NESTED_REPEAT} at most",
             )
 
 
-def _count(match: re.Match[str], where: str) -> int:
+def _count(match: re.Match[str], where: str, code: str) -> int:
     digits = max((match.group(1), match.group(2) or ""), key=lambda text: (len(text), text))
     count = int(digits) if len(digits) <= len(str(MAX_REPEAT)) else MAX_REPEAT + 1
     if count > MAX_REPEAT:
-        raise _error(where, f"a repeat may be {MAX_REPEAT} at most, got {match.group()[:40]}")
+        raise _error(where, code, f"a repeat may be {MAX_REPEAT} at most, got {match.group()[:40]}")
     return max(1, count)
 
 
-def _error(where: str, problem: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{where}: {problem}.", code="invalid_value")
+def _error(where: str, code: str, problem: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{where}: {problem}.", code=code)

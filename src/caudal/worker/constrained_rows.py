@@ -98,7 +98,7 @@ class ConstrainedRows:
         """End the threads."""
         self.factory.shutdown()
         if self._thread is not None:
-            self._thread.shutdown(wait=False)
+            self._thread.shutdown()
 
     def _compute(self, executor: LLExecutor) -> None:
         matchers = [
