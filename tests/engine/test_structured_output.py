@@ -1,0 +1,323 @@
+"""Constrained rows in a whole engine: exact, independent of their neighbours, freed at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from caudal.config import CacheConfig, SchedulerConfig
+from caudal.engine.messages import EngineRequest
+from caudal.engine.preparation import Preparations
+from caudal.errors import InvalidRequestError
+from caudal.llm import LLM
+from caudal.sampling_params import SamplingParams, StructuredOutputsParams
+from caudal.scheduler.output import FinishReason
+from caudal.structured_output.constraint import ConstraintError
+from caudal.structured_output.limits import COMPILE_TIMEOUT_S
+from caudal.structured_output.vocabulary import GrammarVocabulary
+from tests.engine.engine_harness import Harness, Result
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "ages": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 4},
+        "town": {"enum": ["Ulm", "Oslo"]},
+    },
+    "required": ["name", "ages", "town"],
+    "additionalProperties": False,
+}
+FORM = StructuredOutputsParams(json=SCHEMA)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=150, structured_outputs=FORM)
+FREE = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+PROMPT = [10 + i % 90 for i in range(45)]
+NO_TARGETS = SchedulerConfig(tpot_ms=None, ttft_ms=None)
+
+Create = Callable[..., Harness]
+
+
+@pytest.fixture
+def create(tiny_model: Path) -> Iterator[Create]:
+    """Makes engines and ends their threads."""
+    engines: list[Harness] = []
+
+    def make(**options: Any) -> Harness:
+        engines.append(Harness(tiny_model, **options))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.executor.shutdown()
+
+
+@pytest.fixture(scope="module")
+def token_bytes(tiny_model: Path) -> list[bytes]:
+    return GrammarVocabulary.from_file(tiny_model).token_bytes
+
+
+def text_of(result: Result, token_bytes: list[bytes]) -> str:
+    """The text of a result, without its end-of-generation token."""
+    ids = result.token_ids
+    if result.finish_reason is FinishReason.STOP:
+        ids = ids[:-1]
+    return b"".join(token_bytes[token_id] for token_id in ids).decode()
+
+
+def test_neighbours_chunks_hits_and_preemption_do_not_change_a_bit(create: Create) -> None:
+    params = replace(GREEDY, num_logprobs=0)
+    alone = create().generate([PROMPT], params)[0]
+    assert alone.finish_reason is FinishReason.STOP
+    batched = create()
+    for index in range(12):
+        batched.add(f"free-{index}", PROMPT[index:], FREE)
+        form = StructuredOutputsParams(regex=f"[a-z]{{{index + 3}}}")
+        batched.add(f"form-{index}", PROMPT[index:], replace(FREE, structured_outputs=form))
+    assert batched.generate([PROMPT], params)[0].exact() == alone.exact()
+    assert batched.generate([PROMPT], params)[0].exact() == alone.exact()  # on a prefix hit
+    chunked = create(
+        scheduler=SchedulerConfig(
+            tpot_ms=None, ttft_ms=None, max_num_batched_tokens=8, max_num_seqs=4
+        )
+    )
+    assert chunked.generate([PROMPT], params)[0].exact() == alone.exact()
+    small = create(cache=CacheConfig(num_blocks=20))
+    results = small.generate([PROMPT] * 6, params)
+    assert sum(result.num_preemptions for result in results) > 0
+    assert all(result.exact() == alone.exact() for result in results)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_output_of_a_random_model_validates_at_temperature_one(
+    create: Create, token_bytes: list[bytes], seed: int
+) -> None:
+    sampling = SamplingParams(max_tokens=400, seed=seed, structured_outputs=FORM)
+    options = [
+        sampling,
+        replace(sampling, top_k=3, top_p=0.9, min_p=0.01),
+        replace(sampling, repetition_penalty=1.3, presence_penalty=1, frequency_penalty=0.5),
+        replace(sampling, logit_bias={20: 100.0, 50: -100.0}, num_logprobs=3),
+    ]
+    engine = create()
+    for index, each in enumerate(options):
+        engine.add(str(index), PROMPT, each)
+    engine.run()
+    for result in engine.results.values():
+        if result.finish_reason is FinishReason.STOP:
+            value = json.loads(text_of(result, token_bytes))
+            assert list(value) == ["name", "ages", "town"]
+            assert len(value["name"]) <= 12
+            assert value["town"] in ("Ulm", "Oslo")
+        else:
+            assert result.finish_reason is FinishReason.LENGTH
+
+
+def test_output_cut_by_max_tokens_ends_with_length(
+    create: Create, token_bytes: list[bytes]
+) -> None:
+    result = create().generate([PROMPT], replace(GREEDY, max_tokens=5))[0]
+    assert result.finish_reason is FinishReason.LENGTH
+    assert text_of(result, token_bytes).startswith("{")
+
+
+def test_logprobs_are_those_of_the_free_distribution(create: Create) -> None:
+    engine = create()
+    free = engine.generate([PROMPT], replace(FREE, max_tokens=1, num_logprobs=5))[0]
+    formed = engine.generate([PROMPT], replace(GREEDY, max_tokens=1, num_logprobs=5))[0]
+    assert formed.token_ids != free.token_ids
+    assert formed.logprobs[0].top_ids == free.logprobs[0].top_ids
+    assert formed.logprobs[0].top_logprobs == free.logprobs[0].top_logprobs
+    assert formed.logprobs[0].logprob < free.logprobs[0].logprob
+    plain = engine.generate([PROMPT], replace(GREEDY, max_tokens=1))[0]
+    assert plain.token_ids == formed.token_ids
+
+
+def test_min_tokens_does_not_forbid_the_only_legal_token(
+    create: Create, token_bytes: list[bytes]
+) -> None:
+    form = StructuredOutputsParams(choice=("ab",))
+    for extra in ({}, {"num_logprobs": 1}):
+        sampling = replace(GREEDY, min_tokens=20, structured_outputs=form, **extra)
+        result = create().generate([PROMPT], sampling)[0]
+        assert text_of(result, token_bytes) == "ab"
+        assert result.finish_reason is FinishReason.STOP
+    stop_id = token_bytes.index(b"b")
+    form = StructuredOutputsParams(regex="(?:ab){3}")
+    sampling = replace(GREEDY, min_tokens=6, stop_token_ids=(stop_id,), structured_outputs=form)
+    result = create().generate([PROMPT], sampling)[0]
+    assert b"".join(token_bytes[i] for i in result.token_ids).startswith(b"ababab")
+
+
+def test_min_tokens_holds_back_an_end_that_is_not_needed(
+    create: Create, token_bytes: list[bytes]
+) -> None:
+    form = StructuredOutputsParams(regex="[a-f]*")
+    sampling = replace(GREEDY, min_tokens=30, max_tokens=40, structured_outputs=form)
+    assert len(create().generate([PROMPT], sampling)[0].token_ids) > 30
+
+
+def test_ignored_end_lets_the_text_go_on_freely_after_the_form(
+    create: Create, token_bytes: list[bytes]
+) -> None:
+    form = StructuredOutputsParams(choice=("ab",))
+    sampling = replace(GREEDY, ignore_eos=True, max_tokens=30, structured_outputs=form)
+    result = create().generate([PROMPT], sampling)[0]
+    assert len(result.token_ids) == 30
+    assert result.finish_reason is FinishReason.LENGTH
+    assert b"".join(token_bytes[i] for i in result.token_ids).startswith(b"ab")
+
+
+def test_any_token_that_ends_a_generation_ends_the_form(tiny_model: Path, create: Create) -> None:
+    """B65: the tiny model has two."""
+    form = StructuredOutputsParams(choice=("ab",))
+    engine = create()
+    for token_id in sorted(engine.executor.info.eog_token_ids):
+        sampling = replace(GREEDY, structured_outputs=form, logit_bias={token_id: 50.0})
+        result = engine.generate([PROMPT], sampling)[0]
+        assert result.token_ids[-1] == token_id
+        assert result.finish_reason is FinishReason.STOP
+    assert len(engine.executor.info.eog_token_ids) > 1
+
+
+def test_row_whose_grammar_gives_up_fails_alone(
+    create: Create, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = create()
+    expected = engine.generate([PROMPT], GREEDY)[0].token_ids
+    engine.add("bad", PROMPT, GREEDY)
+    engine.add("good", PROMPT, GREEDY)
+    engine.add("free", PROMPT, FREE)
+    engine.step()
+    bad = engine.executor._runner._batch.states["bad"].constraint
+    assert bad is not None
+
+    class GivesUp:
+        """A constraint whose matcher has hit a limit."""
+
+        is_complete = False
+        matcher, num_words = bad.matcher, bad.num_words
+
+        def finish_mask(self, mask: Any) -> None:
+            raise ConstraintError("the grammar became too complex to follow any further")
+
+    engine.executor._runner._batch.states["bad"].constraint = GivesUp()
+    engine.run()
+    assert engine.results["bad"].finish_reason is FinishReason.ERROR
+    assert engine.results["bad"].error == "the grammar became too complex to follow any further"
+    assert engine.results["good"].token_ids == expected
+    assert len(engine.results["free"].token_ids) == 40
+
+
+def test_masks_that_fail_as_a_whole_leave_free_rows_alone(
+    create: Create, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = create()
+    engine.add("form", PROMPT, GREEDY)
+    engine.add("free", PROMPT, FREE)
+    engine.step()
+
+    def fail(executor: Any) -> None:
+        raise RuntimeError("internal text")
+
+    monkeypatch.setattr(engine.executor._constrained, "_compute", fail)
+    engine.run()
+    assert engine.results["form"].finish_reason is FinishReason.ERROR
+    assert "internal text" not in str(engine.results["form"].error)
+    assert engine.results["free"].finish_reason is FinishReason.LENGTH
+
+
+def test_aborted_request_frees_its_constraint(create: Create) -> None:
+    engine = create()
+    engine.add("gone", PROMPT, GREEDY)
+    engine.add("stays", PROMPT, GREEDY)
+    engine.step()
+    engine.step()
+    engine.core.abort(["gone"])
+    engine.step()
+    assert set(engine.executor._runner._batch.states) == {"stays"}
+    engine.run()
+    assert engine.results["stays"].finish_reason is FinishReason.STOP
+
+
+def test_requests_with_one_grammar_follow_it_each_for_itself(
+    create: Create, token_bytes: list[bytes]
+) -> None:
+    engine = create()
+    form = StructuredOutputsParams(regex="[a-z]{4,20}")
+    for seed in range(8):
+        sampling = SamplingParams(max_tokens=40, seed=seed, structured_outputs=form)
+        engine.add(str(seed), PROMPT, sampling)
+    engine.run()
+    texts = [text_of(result, token_bytes) for result in engine.results.values()]
+    assert len(set(texts)) == 8
+    assert all(text.isalpha() and 4 <= len(text) <= 20 for text in texts)
+
+
+def test_form_survives_the_wire() -> None:
+    request = EngineRequest(request_id="x", prompt_token_ids=[1], sampling=GREEDY)
+    data = msgspec.msgpack.encode(request)
+    assert msgspec.msgpack.decode(data, type=EngineRequest).sampling == GREEDY
+
+
+def test_form_that_cannot_be_enforced_is_refused_offline(tiny_model: Path) -> None:
+    llm = LLM(tiny_model)
+    try:
+        bad = replace(GREEDY, structured_outputs=StructuredOutputsParams(json={"not": {}}))
+        with pytest.raises(InvalidRequestError, match="/not: the keyword"):
+            llm.generate(["the"], bad)
+        good = replace(GREEDY, structured_outputs=StructuredOutputsParams(json={"const": [1, "a"]}))
+        for completion in llm.generate(["the", "river"], good):
+            assert json.loads(completion.text) == [1, "a"]
+    finally:
+        llm._core._executor.shutdown()
+
+
+def request_of(request_id: str) -> EngineRequest:
+    return EngineRequest(request_id=request_id, prompt_token_ids=[1], sampling=GREEDY)
+
+
+def test_request_that_waits_for_its_grammar_does_not_hold_up_others() -> None:
+    now = 0.0
+    preparations = Preparations(lambda: now)
+    slow: Future[None] = Future()
+    fast: Future[None] = Future()
+    preparations.add([request_of("slow"), request_of("twin")], [slow])
+    preparations.add([request_of("fast")], [fast])
+    fast.set_result(None)
+    ready, refusals = preparations.take()
+    assert [[each.request_id for each in group] for group in ready] == [["fast"]]
+    assert not refusals
+    preparations.discard(["twin", "unknown"])
+    slow.set_result(None)
+    ready, _ = preparations.take()
+    assert [each.request_id for each in ready[0]] == ["slow"]
+    assert not preparations
+
+
+def test_grammar_that_fails_or_takes_too_long_is_refused() -> None:
+    now = 0.0
+    preparations = Preparations(lambda: now)
+    failed: Future[None] = Future()
+    failed.set_exception(InvalidRequestError("where: why", code="invalid_json_schema"))
+    broken: Future[None] = Future()
+    broken.set_exception(RuntimeError("internal text"))
+    preparations.add([request_of("failed")], [failed])
+    preparations.add([request_of("broken")], [broken])
+    preparations.add([request_of("endless")], [Future()])
+    _, refusals = preparations.take()
+    assert [(each.request_id, each.code) for each in refusals] == [
+        ("failed", "invalid_json_schema"),
+        ("broken", "invalid_value"),
+    ]
+    assert "internal" not in refusals[1].message
+    now = COMPILE_TIMEOUT_S + 0.1
+    _, refusals = preparations.take()
+    assert [each.request_id for each in refusals] == ["endless"]
+    assert refusals[0].retry_after_s is None
+    assert refusals[0].param == "structured_outputs"
