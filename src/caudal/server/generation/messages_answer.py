@@ -13,13 +13,24 @@ from caudal.scheduler.output import FinishReason
 from caudal.server.generation.choice import Choice
 from caudal.server.generation.plan import GenerationPlan
 from caudal.server.model import ServedModel
+from caudal.server.parsers.parts import (
+    CallArguments,
+    CallStart,
+    Content,
+    Part,
+    Reasoning,
+    decoded_arguments,
+)
 from caudal.server.protocol.common import Usage
 from caudal.server.protocol.messages import (
+    AnswerBlock,
     MessageErrorBody,
     MessageErrorResponse,
     MessageResponse,
     MessageUsage,
     TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
 )
 from caudal.server.sse import StreamType
 
@@ -53,12 +64,15 @@ def message_error_body(error: RequestError) -> bytes:
 
 
 class MessagesAnswerWriter:
-    """Implements AnswerWriter for messages: one block of text."""
+    """Implements AnswerWriter for messages: one block of text, or what the parser finds."""
 
     stream_type = _MESSAGE_EVENTS
 
     def __init__(self, plan: GenerationPlan, model: ServedModel) -> None:
         number = plan.request_id.partition("-")[2]
+        self._is_parsed = plan.output is not None
+        self._open: type[AnswerBlock] | None = None
+        self._index = -1
         self._message = MessageResponse(
             id=f"msg_{number}",
             model=model.name,
@@ -67,20 +81,52 @@ class MessagesAnswerWriter:
         )
 
     def opening(self, choices: Sequence[Choice]) -> bytes:
-        """The message and its block, both empty."""
-        return (
-            _event("message_start", message=self._message)
-            + _event("content_block_start", index=0, content_block=TextBlock("text", ""))
-            + _PING
-        )
+        """The message, and its block unless other blocks may come first; both empty."""
+        start = _event("message_start", message=self._message)
+        return start + (b"" if self._is_parsed else self._begin(TextBlock(""))) + _PING
 
     def chunk(self, choice: Choice, text: str) -> bytes:
         """See AnswerWriter.chunk."""
-        return _DELTA_HEAD + _encode(text) + b"}}\n\n"
+        if not self._is_parsed:
+            return _DELTA_HEAD + _encode(text) + b"}}\n\n"
+        return b"".join(map(self._write, choice.take_parts()))
 
     def last_chunk(self, choice: Choice, text: str) -> bytes:
-        """The rest of the text, and the end of the block."""
-        return (self.chunk(choice, text) if text else b"") + _event("content_block_stop", index=0)
+        """The rest, and the end of the last block."""
+        events = self.chunk(choice, text) if text or choice.parts else b""
+        if self._index < 0:
+            events += self._begin(TextBlock(""))
+        return events + self._end()
+
+    def _write(self, part: Part) -> bytes:
+        match part:
+            case CallStart(_, call_id, name):
+                return self._begin(ToolUseBlock(call_id, name, {}))
+            case CallArguments(_, text):
+                return self._delta("input_json_delta", "partial_json", text)
+            case Reasoning(text):
+                start = self._begin_unless_open(ThinkingBlock(""))
+                return start + self._delta("thinking_delta", "thinking", text)
+            case Content(text):
+                start = self._begin_unless_open(TextBlock(""))
+                return start + self._delta("text_delta", "text", text)
+
+    def _begin_unless_open(self, block: AnswerBlock) -> bytes:
+        return b"" if self._open is type(block) else self._begin(block)
+
+    def _begin(self, block: AnswerBlock) -> bytes:
+        end = self._end()
+        self._open = type(block)
+        self._index += 1
+        return end + _event("content_block_start", index=self._index, content_block=block)
+
+    def _end(self) -> bytes:
+        is_open, self._open = self._open is not None, None
+        return _event("content_block_stop", index=self._index) if is_open else b""
+
+    def _delta(self, kind: str, field: str, text: str) -> bytes:
+        delta = {"type": kind, field: text}
+        return _event("content_block_delta", index=self._index, delta=delta)
 
     def ending(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         """Why the message ended, and the counts."""
@@ -95,7 +141,7 @@ class MessagesAnswerWriter:
     def response(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         """See AnswerWriter.response."""
         message = self._message
-        message.content = [TextBlock("text", "".join(choices[0].texts))]
+        message.content = _blocks(choices[0])
         message.stop_reason, message.stop_sequence = _stop_reason(choices[0])
         message.usage = _usage(usage)
         return _encode(message)
@@ -111,7 +157,30 @@ _DELTA_HEAD: Final = (
 )
 
 
+def _blocks(choice: Choice) -> list[AnswerBlock]:
+    """The answer in blocks. A call that was cut off, or is malformed, is shown as text."""
+    blocks: list[AnswerBlock] = []
+    parts = choice.take_parts() or [Content("".join(choice.texts))]
+    for index, part in enumerate(parts):
+        match part:
+            case Reasoning(text):
+                blocks.append(ThinkingBlock(text))
+            case Content(text):
+                blocks.append(TextBlock(text))
+            case CallStart(_, call_id, name):
+                following = parts[index + 1] if index + 1 < len(parts) else None
+                text = following.text if isinstance(following, CallArguments) else ""
+                arguments = decoded_arguments(text)
+                if arguments is None:
+                    blocks.append(TextBlock(f"{name}({text}"))
+                else:
+                    blocks.append(ToolUseBlock(call_id, name, arguments))
+    return blocks
+
+
 def _stop_reason(choice: Choice) -> tuple[str, str | None]:
+    if choice.outcome == "tool_calls":
+        return "tool_use", None
     if isinstance(choice.stop_reason, str):
         return "stop_sequence", choice.stop_reason
     return ("max_tokens" if choice.finish_reason is FinishReason.LENGTH else "end_turn"), None

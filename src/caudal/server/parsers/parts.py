@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,15 @@ class Answer:
     reasoning: str = ""
     content: str = ""
     calls: list[ToolCall] = field(default_factory=list)
+
+
+def decoded_arguments(text: str) -> dict[str, Any] | None:
+    """The arguments of a call as an object; None for those that were cut or are malformed."""
+    try:
+        arguments = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def joined(parts: Iterable[Part]) -> Answer:
