@@ -196,12 +196,13 @@ def test_row_whose_grammar_gives_up_fails_alone(
     engine.step()
     bad = engine.executor._runner._batch.states["bad"].constraint
     assert bad is not None
+    good_matcher, words = bad.matcher, bad.num_words
 
     class GivesUp:
         """A constraint whose matcher has hit a limit."""
 
         is_complete = False
-        matcher, num_words = bad.matcher, bad.num_words
+        matcher, num_words = good_matcher, words
 
         def finish_mask(self, mask: Any) -> None:
             raise ConstraintError("the grammar became too complex to follow any further")
