@@ -32,12 +32,13 @@ def as_json(report: Report) -> dict[str, Any]:
         "client": report.machine,
         "calibration": dataclasses.asdict(report.calibration),
         "plan": plan,
-        "levels": [_level(level) for level in report.levels],
+        "levels": [level_as_json(level) for level in report.levels],
         "goodput_search": None if report.search is None else dataclasses.asdict(report.search),
     }
 
 
-def _level(level: Level) -> dict[str, Any]:
+def level_as_json(level: Level) -> dict[str, Any]:
+    """One level with every request."""
     summary = dataclasses.asdict(level.summary)
     summary |= {"goodput": level.summary.goodput, "good_share": level.summary.good_share}
     return {
@@ -58,17 +59,17 @@ def _request(record: RequestRecord) -> dict[str, Any]:
     return fields
 
 
-def _tidy(value: Any) -> Any:
+def tidy(value: Any) -> Any:
     """Rounded, and without the numbers that JSON does not know."""
     if isinstance(value, float):
         return round(value, _DIGITS) if math.isfinite(value) else str(value)
     if isinstance(value, dict):
-        return {str(key): _tidy(item) for key, item in value.items()}
+        return {str(key): tidy(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_tidy(item) for item in value]
+        return [tidy(item) for item in value]
     return value
 
 
 def write_json(report: Report, path: Path) -> None:
     """Raises OSError."""
-    path.write_text(json.dumps(_tidy(as_json(report)), indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(tidy(as_json(report)), indent=1) + "\n", encoding="utf-8")

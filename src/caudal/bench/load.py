@@ -23,6 +23,8 @@ class LoadOptions:
     """Shape of the gamma-distributed gaps: 1 is a Poisson process, below 1 bursty, above 1 even."""
     duration_s: float | None = None
     """Stop sending after so many seconds; what is in flight is still awaited."""
+    drain_s: float | None = None
+    """After --duration, give up so many seconds later what is still in flight."""
     warmup: int = 4
     """Requests before the measurement, with prompts of their own; not counted."""
     cache: str = "cold"

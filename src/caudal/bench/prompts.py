@@ -53,7 +53,7 @@ class Prompts:
             for name, value in (("in", options.input_len), ("out", options.output_len))
             if value is not None
         ]
-        changed = f", but {' and '.join(lengths)}" if lengths else ""
+        changed = f"; here {' and '.join(lengths)}" if lengths else ""
         return f"{options.workload}: {RECIPES[options.workload].summary}{changed}"
 
     def num_for(self, load: Load) -> int:

@@ -57,6 +57,8 @@ class Plan:
         needs_stream = self.objective.ttft_ms is not None or self.objective.tpot_ms is not None
         if needs_stream and not self.target.stream:
             raise ConfigError("--ttft-ms, --tpot-ms: cannot be seen without streaming")
+        if self.load.drain_s is not None and self.load.duration_s is None:
+            raise ConfigError("--drain: needs --duration")
 
     def loads(self) -> list[Load]:
         """The levels, in order; empty for a search."""
@@ -95,7 +97,7 @@ class Level:
                 "counted by pieces, and TPOT with them"
             )
         if self.run.was_given_up:
-            found.append("given up when it could no longer pass; its numbers are of a part")
+            found.append("ended before everything was answered; its numbers are of a part")
         return found
 
 
@@ -182,7 +184,10 @@ class _Suite:
 
     def _observe(self, live: Live) -> bool:
         self._progress.update(live)
-        return False
+        load = self._plan.load
+        if load.duration_s is None or load.drain_s is None:
+            return False
+        return live.clock.now() > load.duration_s + load.drain_s
 
     async def run_level(
         self, load: Load, number: int | None = None, observe: Observer | None = None

@@ -76,7 +76,7 @@ class BenchProgress:
         ttft = f", TTFT p95 {summary.ttft_ms.p95:.0f} ms" if summary.ttft_ms.count else ""
         good = "" if summary.good_share is None else f", {summary.good_share:.0%} good"
         failed = f", {summary.num_failed} failed" if summary.num_failed else ""
-        given_up = " (given up: it cannot pass)" if level.run.was_given_up else ""
+        given_up = " (not all were awaited)" if level.run.was_given_up else ""
         self.say(
             f"{level.load}: {summary.num_completed} answers in {summary.duration_s:.1f} s, "
             f"{summary.output_throughput:.1f} tok/s{ttft}{good}{failed}{given_up}"

@@ -116,6 +116,7 @@ _LOAD_FLAGS = (
     Flag("--rate", LoadOptions, "rate", numbers(rate), "R,R…", short="--request-rate"),
     Flag("--burstiness", LoadOptions, "burstiness", number(0.01, 1000), "X"),
     Flag("--duration", LoadOptions, "duration_s", number(0.1, 86_400), "S"),
+    Flag("--drain", LoadOptions, "drain_s", number(0, 86_400), "S"),
     Flag("--warmup", LoadOptions, "warmup", count(0, 10_000), "N", short="--num-warmups"),
     Flag("--cache", LoadOptions, "cache", choice({name: name for name in CACHE_NOTES}), "STATE"),
 )
@@ -127,13 +128,13 @@ _OBJECTIVE_FLAGS = (
     Flag("--search-runs", SearchOptions, "max_runs", count(1, 100), "N"),
     Flag("--search-window", SearchOptions, "window_s", number(0.1, 86_400), "S"),
 )
-OUTPUT_FLAGS = (
-    Flag("--label", OutputOptions, "label", nonempty, "TEXT"),
+FILE_FLAGS = (
     Flag("--json", OutputOptions, "json", nonempty, "FILE"),
     Flag("--html", OutputOptions, "html", nonempty, "FILE"),
     Flag("--png", OutputOptions, "png", nonempty, "FILE"),
 )
-BENCH_SERVE_FLAGS = (*TARGET_FLAGS, *_LOAD_FLAGS, *_OBJECTIVE_FLAGS, *OUTPUT_FLAGS)
+_LABEL_FLAG = Flag("--label", OutputOptions, "label", nonempty, "TEXT")
+BENCH_SERVE_FLAGS = (*TARGET_FLAGS, *_LOAD_FLAGS, *_OBJECTIVE_FLAGS, _LABEL_FLAG, *FILE_FLAGS)
 
 
 def bench_serve(_none: None, values: dict[type, dict[str, Any]]) -> None:

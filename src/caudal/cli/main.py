@@ -60,6 +60,20 @@ COMMANDS = (
         is_factory=True,
     ),
     Command(
+        ("bench", "offline"),
+        "caudal.cli.bench_offline",
+        "create",
+        "Throughput of a model in this process, without a server.",
+        is_factory=True,
+    ),
+    Command(
+        ("bench", "ladder"),
+        "caudal.cli.bench_ladder",
+        "create",
+        "What each serving technique buys on this machine.",
+        is_factory=True,
+    ),
+    Command(
         ("bench", "kernels"),
         "caudal.cli.bench_kernels",
         "bench_kernels",
