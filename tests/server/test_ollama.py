@@ -92,7 +92,7 @@ async def test_official_client_asks_about_models(server: Served, client: AsyncCl
     assert running.digest == listed.digest
     shown = await client.show("tiny")
     assert shown.template is not None and "im_start" in shown.template
-    assert shown.capabilities == ["completion"]
+    assert shown.capabilities == ["completion", "tools"]
     assert shown.modified_at is not None and shown.modified_at.tzinfo is not None
     with pytest.raises(ollama.ResponseError) as caught:
         await client.show("other")
@@ -250,8 +250,9 @@ async def test_values_that_ask_for_nothing_are_accepted(
 BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"format": "xml"}, "format", "'json' or a JSON schema"),
     ({"format": {"not": {}}}, "format", "/not"),
-    ({"think": True}, "think", "not supported"),
-    ({"think": "high"}, "think", "not supported"),
+    ({"think": True}, "think", "not support"),
+    ({"think": "high"}, "think", "not support"),
+    ({"think": "huge"}, "think", "low, medium, high"),
     ({"options": {"temperature": 3}}, "options.temperature", "2"),
     ({"options": {"temperature": "hot"}}, "options.temperature", "expected"),
     ({"options": {"top_p": 0}}, "options.top_p", "0"),
@@ -266,15 +267,16 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
 ]
 CASES = [
     *[(path, *case) for path in PATHS for case in BOTH],
-    (CHAT, {"tools": [{}]}, "tools", "not supported"),
+    (CHAT, {"tools": [{}]}, "tools[0].type", "required"),
+    (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function", "required"),
     (CHAT, {"messages": 5}, "messages", "expected"),
-    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "assistant"),
+    (CHAT, {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "assistant"),
     (CHAT, {"messages": [{**USER[0], "images": ["aa"]}]}, "messages[0].images", "not supported"),
     (
         CHAT,
         {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
-        "messages[0].tool_calls",
-        "not supported",
+        "messages[0].tool_calls[0].function",
+        "required",
     ),
     (CHAT, {"messages": [{"role": "user", "content": "the river " * 500}]}, "This model", "256"),
     (GENERATE, {"images": ["aa"]}, "images", "not supported"),

@@ -102,7 +102,7 @@ class ResponsesAnswerWriter:
     def response(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         """See AnswerWriter.response."""
         choice = choices[0]
-        parts = [Content("".join(choice.texts))] if choice.texts else choice.take_parts()
+        parts = choice.take_parts() or [Content("".join(choice.texts))]
         self._write(parts, self._take_logprobs(choice))
         self._close(choice)
         self._complete(choice, usage)

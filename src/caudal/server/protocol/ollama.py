@@ -9,18 +9,20 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from caudal.server.protocol.chat import MAX_MESSAGES, ROLES
-from caudal.server.protocol.common import INT32_MAX, Penalty, StopString, StopStrings
+from caudal.server.protocol.chat import CHAT_ROLES, MAX_MESSAGES
+from caudal.server.protocol.common import INT32_MAX, JsonObject, Penalty, StopString, StopStrings
 from caudal.server.protocol.structured import JsonSchema
+from caudal.server.protocol.tools import MAX_CALLS_IN_MESSAGE, Tools
 from caudal.server.protocol.unsupported import Neutral
 
+THINK_LEVELS = ("low", "medium", "high")
+
 _COMMON: dict[str, Neutral] = {
-    "think": (None, False),
     "logprobs": (None, False),
     "top_logprobs": (None, 0),
 }
 
-OLLAMA_CHAT_UNSUPPORTED: Mapping[str, Neutral] = MappingProxyType({**_COMMON, "tools": (None, [])})
+OLLAMA_CHAT_UNSUPPORTED: Mapping[str, Neutral] = MappingProxyType(_COMMON)
 
 OLLAMA_GENERATE_UNSUPPORTED: Mapping[str, Neutral] = MappingProxyType(
     {
@@ -72,13 +74,33 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     typical_p: Any = None
 
 
+class OllamaFunction(msgspec.Struct, frozen=True):
+    """Function and arguments of a call."""
+
+    name: str
+    arguments: JsonObject | None = None
+    index: int | None = None
+
+
+class OllamaToolCall(msgspec.Struct, frozen=True):
+    """A call in an earlier message."""
+
+    function: OllamaFunction
+    id: Annotated[str, Meta(max_length=256)] | None = None
+
+
 class OllamaMessage(msgspec.Struct, frozen=True):
     """One turn of a conversation."""
 
-    role: Annotated[str, Meta(extra_json_schema={"enum": list(ROLES)})]
+    role: Annotated[str, Meta(extra_json_schema={"enum": list(CHAT_ROLES)})]
     content: str | None = None
+    thinking: str | None = None
+    """Of the assistant: what it thought."""
     images: list[Any] | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: Annotated[list[OllamaToolCall], Meta(max_length=MAX_CALLS_IN_MESSAGE)] | None = None
+    tool_name: str | None = None
+    """Of a tool: whose result the content is."""
+    tool_call_id: Annotated[str, Meta(max_length=256)] | None = None
 
 
 class _OllamaBody(msgspec.Struct, kw_only=True):
@@ -87,6 +109,8 @@ class _OllamaBody(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     """Unset: true."""
     options: OllamaOptions | None = None
+    think: bool | Annotated[str, Meta(extra_json_schema={"enum": list(THINK_LEVELS)})] | None = None
+    """Whether, or how hard, to think first; unset: as the chat template has it."""
     format: JsonSchema = None
     """`json` for any JSON object, or a JSON schema."""
     keep_alive: float | str | None = None
@@ -97,6 +121,7 @@ class OllamaChatRequest(_OllamaBody, kw_only=True):
     """Answer a conversation; without messages, only see that the model is loaded."""
 
     messages: Annotated[list[OllamaMessage], Meta(max_length=MAX_MESSAGES)] | None = None
+    tools: Tools | None = None
 
 
 class OllamaGenerateRequest(_OllamaBody, kw_only=True):
@@ -117,11 +142,28 @@ class OllamaShowRequest(msgspec.Struct, kw_only=True):
     verbose: bool | None = None
 
 
-class OllamaAnswerMessage(msgspec.Struct, frozen=True):
+class OllamaCalledFunction(msgspec.Struct, frozen=True):
+    """Function and arguments of a call."""
+
+    index: int
+    name: str
+    arguments: JsonObject
+
+
+class OllamaAnswerCall(msgspec.Struct, frozen=True):
+    """A call in an answer, always whole."""
+
+    id: str
+    function: OllamaCalledFunction
+
+
+class OllamaAnswerMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """The assistant's message, or the next part of it."""
 
     role: str
     content: str
+    thinking: str | None = None
+    tool_calls: list[OllamaAnswerCall] | None = None
 
 
 class OllamaAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -156,6 +198,7 @@ class OllamaGenerateResponse(OllamaAnswer, kw_only=True):
     """An answer to a prompt, or the next part of it."""
 
     response: str
+    thinking: str | None = None
 
 
 class OllamaErrorResponse(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from caudal.errors import InvalidRequestError
 from caudal.server.body import BodyDecoder
+from caudal.server.dialect import resolve_dialect
 from caudal.server.endpoint import ApiRoute, Handler
 from caudal.server.errors import renamed_params
 from caudal.server.exchange import Exchange
@@ -20,19 +21,20 @@ from caudal.server.generation.ollama_answer import (
 from caudal.server.generation.plan import GenerationPlan
 from caudal.server.generation.serve import serve_generation
 from caudal.server.model import ServedModel
-from caudal.server.protocol.chat import ROLES, ChatCompletionRequest, ChatMessage
+from caudal.server.ollama_input import chat_messages
+from caudal.server.protocol.chat import ChatCompletionRequest, ChatMessage
 from caudal.server.protocol.common import INT32_MAX
 from caudal.server.protocol.completions import CompletionRequest
 from caudal.server.protocol.ollama import (
     OLLAMA_CHAT_UNSUPPORTED,
     OLLAMA_GENERATE_UNSUPPORTED,
     OLLAMA_OPTIONS_UNSUPPORTED,
+    THINK_LEVELS,
     OllamaChatRequest,
     OllamaChatResponse,
     OllamaErrorResponse,
     OllamaGenerateRequest,
     OllamaGenerateResponse,
-    OllamaMessage,
     OllamaOptions,
 )
 from caudal.server.protocol.structured import JsonSchemaFormat, ResponseFormat
@@ -84,8 +86,10 @@ async def ollama_chat(state: AppState, exchange: Exchange) -> None:
     if not body.messages:
         await exchange.respond(load_answer(name, is_chat=True))
         return
-    messages = [_message(m, f"messages[{index}]") for index, m in enumerate(body.messages)]
-    chat = ChatCompletionRequest(messages=messages, **_generation_fields(body))
+    fields = _generation_fields(body)
+    fields["chat_template_kwargs"] = _thinking(state, model, body)
+    messages = chat_messages(body.messages)
+    chat = ChatCompletionRequest(messages=messages, tools=body.tools, **fields)
     with renamed_params(_PARAMS):
         plan = await plan_chat(state, model, chat, arrival, id_prefix="ollama")
     await _serve(state, exchange, model, plan, OllamaAnswerWriter(name, is_chat=True))
@@ -125,6 +129,7 @@ async def _plan_generate(
 ) -> GenerationPlan:
     """Through the template, or raw: when asked for, and for models that have no template."""
     fields = _generation_fields(body)
+    kwargs = _thinking(state, model, body)
     if body.raw and body.system:
         raise InvalidRequestError(
             "system: cannot be combined with raw: true.", param="system", code="invalid_value"
@@ -136,21 +141,32 @@ async def _plan_generate(
     messages = [ChatMessage(role="user", content=prompt)]
     if body.system:
         messages.insert(0, ChatMessage(role="system", content=body.system))
-    chat = ChatCompletionRequest(messages=messages, **fields)
+    chat = ChatCompletionRequest(messages=messages, chat_template_kwargs=kwargs, **fields)
     return await plan_chat(state, model, chat, arrival, id_prefix="ollama")
 
 
-def _message(message: OllamaMessage, where: str) -> ChatMessage:
-    if message.role not in ROLES:
+def _thinking(
+    state: AppState, model: ServedModel, body: OllamaChatRequest | OllamaGenerateRequest
+) -> dict[str, Any] | None:
+    """What templates that can switch reasoning look for. Raises InvalidRequestError for models
+    that cannot reason, and for levels that do not exist."""
+    think = body.think
+    if think is None:
+        return None
+    if isinstance(think, str) and think not in THINK_LEVELS:
         raise InvalidRequestError(
-            f"{where}.role: must be one of {', '.join(ROLES)}, got {message.role[:64]!r}.",
-            param=f"{where}.role",
+            f"think: must be true, false or one of {', '.join(THINK_LEVELS)}.",
+            param="think",
             code="invalid_value",
         )
-    for name in ("images", "tool_calls"):
-        if getattr(message, name):
-            raise _unsupported(f"{where}.{name}")
-    return ChatMessage(role=message.role, content=message.content or "")
+    if think and resolve_dialect(state.config, model.chat_template.source).reasoning is None:
+        raise InvalidRequestError(
+            f"think: {model.name!r} does not support thinking.", param="think", code="unsupported"
+        )
+    kwargs: dict[str, Any] = {"enable_thinking": bool(think)}
+    if isinstance(think, str):
+        kwargs["reasoning_effort"] = think
+    return kwargs
 
 
 def _generation_fields(body: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from caudal.server.body import BodyDecoder
+from caudal.server.dialect import resolve_dialect
 from caudal.server.endpoint import ApiRoute, Handler
 from caudal.server.exchange import Exchange
 from caudal.server.generation.ollama_answer import ollama_error_body, rfc3339
@@ -73,10 +74,17 @@ async def ollama_show(state: AppState, exchange: Exchange) -> None:
         template=model.chat_template.source or "",
         details=_details(model),
         model_info={**model.facts, "general.parameter_count": model.num_parameters},
-        capabilities=["completion"],
+        capabilities=_capabilities(state, model),
         modified_at=rfc3339(model.created),
     )
     await exchange.respond_json(card)
+
+
+def _capabilities(state: AppState, model: ServedModel) -> list[str]:
+    if model.chat_template.error is not None:
+        return ["completion"]
+    dialect = resolve_dialect(state.config, model.chat_template.source)
+    return ["completion", "tools", *(["thinking"] if dialect.reasoning else [])]
 
 
 async def ollama_version(state: AppState, exchange: Exchange) -> None:
