@@ -10,7 +10,6 @@
 namespace caudal {
 namespace {
 
-constexpr int kMaxHeadDim = 256;
 constexpr int kMaxDirectRows = 16;
 
 // A thread's scratch memory for one task.
@@ -30,68 +29,19 @@ struct Chunk {
   int num_blocks;
 };
 
-// One task's view of the cache.
-struct Context {
-  const std::byte* head;  // of block 0
-  const int32_t* block_table;
-  int64_t block_stride;
-  int num_tokens;  // seen by the last query of the task
-
-  Context(const AttentionArgs& args, const AttentionTask& task)
-      : head(args.kv.base + task.kv_head * args.kv.head_stride),
-        block_table(args.batch->block_tables + task.seq * args.batch->block_table_stride),
-        block_stride(args.kv.block_stride),
-        num_tokens(args.batch->seq_lens[task.seq] - args.batch->query_start_loc[task.seq + 1] +
-                   task.query_begin + task.query_count) {}
-
-  Chunk chunk(int begin) const {
-    const int left = min_int(num_tokens - begin, kChunkTokens);
-    Chunk c;
-    c.num_blocks = (left + kBlockSize - 1) / kBlockSize;
-    for (int b = 0; b < kChunkBlocks; ++b) {
-      const int64_t id = block_table[begin / kBlockSize + (b < c.num_blocks ? b : 0)];
-      c.block[b] = head + id * block_stride;
-    }
-    return c;
+inline Chunk chunk_at(const Context& context, int begin) {
+  const int left = min_int(context.num_tokens - begin, kChunkTokens);
+  Chunk c;
+  c.num_blocks = (left + kBlockSize - 1) / kBlockSize;
+  for (int b = 0; b < kChunkBlocks; ++b) {
+    c.block[b] = context.block(begin / kBlockSize + (b < c.num_blocks ? b : 0));
   }
-};
+  return c;
+}
 
 inline void scale_query(const float* q, int head_dim, float scale, float* out) {
   const F32 factor = F32::set1(scale);
   for (int d = 0; d < head_dim; d += kLanes) (F32::load(q + d) * factor).store(out + d);
-}
-
-// int16 with one scale, which takes in the softmax scale.
-inline float quantize_query(const float* q, int head_dim, float scale, int16_t* out) {
-  F32 largest = F32::zero();
-  for (int d = 0; d < head_dim; d += kLanes) {
-    largest = F32::max_bits(largest, F32::abs(F32::load(q + d)));
-  }
-  const QuantScale s =
-      quant_scale(__builtin_bit_cast(uint32_t, largest.max_lane_bits()), kQuantMax15);
-  const F32 factor = F32::set1(s.inverse);
-  for (int d = 0; d < head_dim; d += kLanes) store_int16(F32::load(q + d) * factor, out + d);
-  return s.d * scale;
-}
-
-// acc and total are merged as the next split after total: (max, sum) of each.
-inline void merge_split(float* total, float& total_max, float& total_sum, const float* acc,
-                        float max, float sum, int head_dim) {
-  const float m = total_max > max ? total_max : max;
-  alignas(64) float factor[kLanes] = {total_max - m, max - m};
-  exp2_approx(F32::load(factor)).store(factor);
-  const F32 a = F32::set1(factor[0]);
-  const F32 b = F32::set1(factor[1]);
-  for (int d = 0; d < head_dim; d += kLanes) {
-    F32::fma(F32::load(acc + d), b, F32::load(total + d) * a).store(total + d);
-  }
-  total_max = m;
-  total_sum = __builtin_fmaf(sum, factor[1], total_sum * factor[0]);
-}
-
-inline void write_output(const float* total, float sum, int head_dim, float* out) {
-  const F32 inverse = F32::set1(1.0f / sum);
-  for (int d = 0; d < head_dim; d += kLanes) (F32::load(total + d) * inverse).store(out + d);
 }
 
 template <class Cache>
@@ -117,7 +67,7 @@ class Tile {
     load_queries();
     const int begin = task_.split_begin * kSplitTokens;
     const int end = min_int(context_.num_tokens, begin + task_.split_count * kSplitTokens);
-    Chunk chunk = context_.chunk(begin);
+    Chunk chunk = chunk_at(context_, begin);
     for (int token = begin; token < end; token += kChunkTokens) {
       if (token % kSplitTokens == 0) start_split();
       const Chunk following = next_chunk(token + kChunkTokens, end, next, chunk);
@@ -153,7 +103,6 @@ class Tile {
   }
 
   void load_queries() {
-    constexpr float kLog2E = 1.44269504f;
     const float scale = args_.scale * kLog2E;
     const int first_visible = context_.num_tokens - task_.query_count + 1;
     for (int r = 0; r < num_rows_; ++r) {
@@ -163,15 +112,15 @@ class Tile {
         scale_query(q, head_dim_, scale, static_cast<float*>(query(r)));
       } else {
         auto* out = static_cast<int16_t*>(query(r));
-        memory_.rows.query_scale[r] = quantize_query(q, head_dim_, scale, out);
+        memory_.rows.query_scale[r] = quantize_query(q, head_dim_, scale, kQuantMax15, out);
       }
     }
   }
 
   Chunk next_chunk(int token, int end, const AttentionTask* next, const Chunk& current) const {
-    if (token < end) return context_.chunk(token);
+    if (token < end) return chunk_at(context_, token);
     if (!next) return current;
-    return Context(args_, *next).chunk(next->split_begin * kSplitTokens);
+    return chunk_at(Context(args_, *next), next->split_begin * kSplitTokens);
   }
 
   void start_split() {
@@ -357,56 +306,11 @@ void Tile<Cache>::add_values(int token, int tile, const Source& values) {
   }
 }
 
-// Merges the partial rows of one (sequence, head, queries).
-inline void merge_partials(const AttentionArgs& args, const AttentionTask& task, Worker& worker) {
-  const int head_dim = args.kv.head_dim;
-  const int group = args.num_heads / args.kv.num_kv_heads;
-  const int num_rows = task.query_count * group;
-  const int first_visible = Context(args, task).num_tokens - task.query_count + 1;
-  float* total = reinterpret_cast<TileMemory*>(worker.scratch)->total;
-  for (int r = 0; r < num_rows; ++r) {
-    const int visible = first_visible + r / group;
-    const int64_t head = task.kv_head * group + r % group;
-    float* out =
-        args.out + ((task.query_begin + r / group) * int64_t{args.num_heads} + head) * head_dim;
-    if (visible <= 0) {
-      __builtin_memset(out, 0, head_dim * sizeof(float));
-      continue;
-    }
-    const float* first = args.partials + (task.partial + r) * partial_stride(head_dim);
-    float max = first[head_dim];
-    float sum = first[head_dim + 1];
-    __builtin_memcpy(total, first, head_dim * sizeof(float));
-    for (int split = 1; split * kSplitTokens < visible; ++split) {
-      const float* partial = first + split * num_rows * partial_stride(head_dim);
-      merge_split(total, max, sum, partial, partial[head_dim], partial[head_dim + 1], head_dim);
-    }
-    write_output(total, sum, head_dim, out);
-  }
-}
-
 template <class Cache>
 void run_attention(const AttentionArgs& args, Worker& worker) {
-  const AttentionSchedule& schedule = *args.schedule;
-  const int group = args.num_heads / args.kv.num_kv_heads;
-  int64_t index = next_task(worker);
-  while (index < schedule.num_tasks) {
-    const AttentionTask& task = schedule.tasks[index];
-    if (task.query_count * group <= kMaxDirectRows) {
-      // Claimed early, so that its first chunk is on its way when this task ends.
-      index = next_task(worker);
-      Tile<Cache>(args, task, worker)
-          .run(index < schedule.num_tasks ? &schedule.tasks[index] : nullptr);
-    } else {
-      Tile<Cache>(args, task, worker).run(nullptr);
-      index = next_task(worker);
-    }
-  }
-  if (schedule.num_merges == 0) return;
-  barrier(worker);
-  for (int64_t i = next_task(worker); i < schedule.num_merges; i = next_task(worker)) {
-    merge_partials(args, schedule.merges[i], worker);
-  }
+  run_tasks(args, worker, [&](const AttentionTask& task, const AttentionTask* next) {
+    Tile<Cache>(args, task, worker).run(next);
+  });
 }
 
 }  // namespace

@@ -13,9 +13,7 @@
 // dot products are integers, s[t] = (dot * q_scale) * k_scale[t] and a = fma(dot, w_scale, a * c).
 #pragma once
 
-#include "attention_schedule.h"
-#include "kernels.h"
-#include "numerics.h"
+#include "attention_common.h"
 
 namespace caudal {
 namespace {
@@ -25,10 +23,6 @@ constexpr int kChunkBlocks = kChunkTokens / kBlockSize;
 constexpr int kVectorBytes = 32;      // 16 halves or 32 int8 in the cache
 constexpr int kWideVectorBytes = 64;  // the same as floats or int16
 constexpr float kQuantMax15 = 32767.0f;
-constexpr float kInfinity = __builtin_inff();
-
-inline int min_int(int a, int b) { return a < b ? a : b; }
-inline int max_int(int a, int b) { return a > b ? a : b; }
 
 // f16 cache: one multiply-add takes one dimension of 16 keys, or 16 dimensions of one value.
 struct HalfCache {

@@ -14,7 +14,7 @@
 namespace caudal {
 
 constexpr int kChunkTokens = 64;   // keys per step of the online softmax
-constexpr int kSplitTokens = 512;  // keys reduced before a merge
+constexpr int kSplitTokens = 256;  // keys reduced before a merge
 constexpr int kMaxTaskRows = 192;  // queries x heads of a group in one task, at most
 
 // Memory that is reused from step to step.

@@ -118,6 +118,7 @@ void bind_runtime(nb::module_& m) {
   nb::class_<Runtime>(m, "Runtime")
       .def(nb::init<const std::string&, int>(), nb::arg("isa"), nb::arg("num_threads"))
       .def_prop_ro("isa", [](const Runtime& r) { return r.table->name; })
+      .def_prop_ro("has_tiles", [](const Runtime& r) { return r.table->has_tiles; })
       .def_ro("num_threads", &Runtime::num_threads)
       .def("pack_linear", pack, nb::arg("parts"), nb::arg("bias") = nb::none(),
            nb::arg("is_sensitive") = false)

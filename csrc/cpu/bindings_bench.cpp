@@ -185,6 +185,7 @@ Seconds time_attention(const std::string& isa, F32Matrix q, nb::handle batch_arr
   const Runtime runtime(isa, num_threads);
   const Batch batch = batch_from(batch_arrays);
   const KVCacheShape& kv = cache.shape();
+  require(runtime.table->has_tiles || !is_tiled(kv.format), "cache: its format needs a tile unit");
   const auto num_heads = static_cast<int>(q.shape(1)) / kv.head_dim;
   require(num_heads > 0 && num_heads % kv.num_kv_heads == 0 &&
               q.shape(0) == static_cast<size_t>(batch.num_tokens),

@@ -117,10 +117,11 @@ void bind_cache(nb::module_& m) {
       .def(
           "__init__",
           [](KVCache* self, int num_layers, int64_t num_blocks, int num_kv_heads, int head_dim,
-             bool is_int8) {
-            new (self) KVCache({num_layers, num_blocks, num_kv_heads, head_dim, is_int8});
+             const std::string& format) {
+            new (self) KVCache(
+                {num_layers, num_blocks, num_kv_heads, head_dim, parse_kv_format(format)});
           },
-          "num_layers"_a, "num_blocks"_a, "num_kv_heads"_a, "head_dim"_a, "is_int8"_a)
+          "num_layers"_a, "num_blocks"_a, "num_kv_heads"_a, "head_dim"_a, "format"_a)
       .def_prop_ro("num_blocks", [](const KVCache& c) { return c.shape().num_blocks; })
       .def_prop_ro("block_nbytes", &KVCache::block_bytes)
       .def("export_blocks", export_blocks, "block_ids"_a)

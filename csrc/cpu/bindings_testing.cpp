@@ -158,6 +158,7 @@ NumpyArray<float> attention(const std::string& isa, F32Matrix q, nb::handle batc
   const Runtime runtime(isa, num_threads);
   const Batch batch = batch_from(batch_arrays);
   const KVCacheShape& kv = cache.shape();
+  require(runtime.table->has_tiles || !is_tiled(kv.format), "cache: its format needs a tile unit");
   const auto num_heads = static_cast<int>(q.shape(1)) / kv.head_dim;
   require(num_heads > 0 && num_heads % kv.num_kv_heads == 0 &&
               q.shape(1) % static_cast<size_t>(kv.head_dim) == 0 &&

@@ -23,6 +23,7 @@ CAUDAL_DECLARE_KERNELS(avx512vnni)
 // The other kernels of this set are avx512vnni's.
 namespace caudal::amx {
 void linear(const LinearArgs&, Worker&);
+void attention(const AttentionArgs&, Worker&);
 extern const KernelTable kTable;
 }  // namespace caudal::amx
 

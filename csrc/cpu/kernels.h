@@ -52,16 +52,32 @@ struct Batch {
   const int32_t* logits_indices;
 };
 
-// Paged KV cache of one layer. A (block, head) is contiguous:
-//   f16:  K [head_dim][16 tokens] half, V [16 tokens][head_dim] half
-//   int8: K [head_dim/2][16][2], V [8 token pairs][head_dim][2], float k_scale[16], v_scale[16]
+// How a (block, head) of the KV cache lies in memory, contiguously:
+//   kF16:   K [head_dim][16 tokens] half, V [16 tokens][head_dim] half
+//   kInt8:  K [head_dim/2][16][2], V [8 token pairs][head_dim][2], float k_scale[16], v_scale[16]
+//   kInt8Tiles, kInt16Tiles (operands of a tile unit; only kernels with `has_tiles` read them):
+//           K [head_dim/4][16][4] of high bytes, then for int16 of low bytes; V likewise as
+//           [4 token quads][head_dim][4]; then the scales. An int16 is 256 * high + low, both signed.
+enum class KVFormat : int32_t { kF16 = 0, kInt8 = 1, kInt8Tiles = 2, kInt16Tiles = 3 };
+
+namespace {  // not shared between object files
+// Bytes of one key or value component.
+constexpr int kv_value_bytes(KVFormat format) {
+  return format == KVFormat::kF16 || format == KVFormat::kInt16Tiles ? 2 : 1;
+}
+constexpr bool is_tiled(KVFormat format) {
+  return format == KVFormat::kInt8Tiles || format == KVFormat::kInt16Tiles;
+}
+}  // namespace
+
+// Paged KV cache of one layer.
 struct KVLayer {
   std::byte* base;
   int64_t block_stride;  // bytes from one block to the next
   int64_t head_stride;   // bytes from one head to the next inside a block
   int num_kv_heads;
   int head_dim;
-  bool is_int8;
+  KVFormat format;
 };
 
 struct RopeCacheArgs {
@@ -210,6 +226,7 @@ struct KernelTable {
   const char* name;
   int (*score)();
   bool has_cheap_wide;  // 12-bit activations for w4 cost it little: use them everywhere
+  bool has_tiles;       // its attention reads the tiled KV formats
   void (*embed)(const EmbedArgs&, Worker&);
   void (*rms_norm)(const RmsNormArgs&, Worker&);
   void (*silu_mul)(const SiluMulArgs&, Worker&);

@@ -8,8 +8,8 @@ namespace {
 constexpr int kMaxHeadDim = 256;
 
 int64_t head_bytes(const KVCacheShape& shape) {
-  const int64_t values = int64_t{2} * shape.head_dim * kBlockSize;
-  return shape.is_int8 ? values + 2 * kBlockSize * 4 : values * 2;
+  const int64_t values = int64_t{2} * shape.head_dim * kBlockSize * kv_value_bytes(shape.format);
+  return shape.format == KVFormat::kF16 ? values : values + 2 * kBlockSize * 4;
 }
 
 void check(const KVCacheShape& shape) {
@@ -27,6 +27,14 @@ void check(const KVCacheShape& shape) {
 
 }  // namespace
 
+KVFormat parse_kv_format(const std::string& name) {
+  if (name == "f16") return KVFormat::kF16;
+  if (name == "int8") return KVFormat::kInt8;
+  if (name == "int8_tiles") return KVFormat::kInt8Tiles;
+  if (name == "int16_tiles") return KVFormat::kInt16Tiles;
+  throw std::invalid_argument("KV cache: unknown format '" + name + "'");
+}
+
 KVCache::KVCache(const KVCacheShape& shape) : shape_(shape) {
   check(shape);
   head_bytes_ = head_bytes(shape);
@@ -40,7 +48,7 @@ KVLayer KVCache::layer(int index) const {
           .head_stride = head_bytes_,
           .num_kv_heads = shape_.num_kv_heads,
           .head_dim = shape_.head_dim,
-          .is_int8 = shape_.is_int8};
+          .format = shape_.format};
 }
 
 }  // namespace caudal

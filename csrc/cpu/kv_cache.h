@@ -1,17 +1,22 @@
 // The paged KV cache of all layers.
 #pragma once
 
+#include <string>
+
 #include "kernels.h"
 #include "memory.h"
 
 namespace caudal {
+
+// "f16", "int8", "int8_tiles" or "int16_tiles"; throws std::invalid_argument for anything else.
+KVFormat parse_kv_format(const std::string& name);
 
 struct KVCacheShape {
   int num_layers;
   int64_t num_blocks;
   int num_kv_heads;
   int head_dim;
-  bool is_int8;
+  KVFormat format;
 };
 
 // Owns one zeroed mapping [num_blocks][num_layers][num_kv_heads][head bytes] (KVLayer in kernels.h

@@ -35,6 +35,7 @@ constexpr float kQuantMin = 1e-30f;  // below this, 127 / absmax could overflow
 constexpr float kQuantMax8 = 127.0f;
 constexpr float kQuantMax12 = 2047.0f;
 constexpr float kQuantMax13 = 4095.0f;
+constexpr float kQuantMax16 = 32512.0f;  // 127 * 256: both bytes of 256 * high + low fit int8
 constexpr float kRoundShift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
 
 // One lane with the interface that exp_approx and silu_mul_approx expect of a vector type.

@@ -61,6 +61,8 @@ Plan::Plan(std::shared_ptr<Runtime> runtime, std::shared_ptr<KVCache> cache, Pla
   require(rope_dim > 0 && rope_dim <= kv.head_dim, "rope_dim must be within head_dim");
   require(shape_.max_num_tokens > 0 && shape_.max_num_seqs > 0 && shape_.max_num_logits > 0,
           "the plan's capacities must be above 0");
+  require(runtime_->table->has_tiles || !is_tiled(kv.format),
+          "the KV cache's format needs a tile unit");
   require(arena_bytes >= 0, "arena_bytes must not be negative");
   const auto tokens = static_cast<size_t>(shape_.max_num_tokens);
   arena_ = PageMemory(static_cast<size_t>(arena_bytes), true);

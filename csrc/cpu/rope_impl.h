@@ -3,7 +3,8 @@
 // Plain loops without fma, which every compiler target turns into the same arithmetic; what needs
 // instructions of its own (half and int8 conversion) comes in through `Convert`:
 //   static void to_half(const float* x, int n, uint16_t* out);
-//   static float to_int8(const float* x, int n, int8_t* out);   // returns the scale
+//   static float to_int8(const float* x, int n, int8_t* out);    // returns the scale
+//   static float to_int16(const float* x, int n, int16_t* out);  // up to kQuantMax16; likewise
 // n is a multiple of 16. Anonymous namespace: see numerics.h.
 #pragma once
 
@@ -133,6 +134,44 @@ inline void write_int8(const KVLayer& kv, std::byte* block, int offset, const fl
   for (int d = 0; d < head_dim; ++d) pair[2 * d] = quant[d];
 }
 
+// Keys as operands of a tile: four dimensions of a token lie together, those of 16 tokens side by
+// side; values likewise, with four tokens of a dimension together (single bytes, see above).
+template <class Convert>
+inline void write_tiles(const KVLayer& kv, std::byte* block, int offset, const float* k,
+                        const float* v) {
+  const int head_dim = kv.head_dim;
+  const int64_t plane = int64_t{kBlockSize} * head_dim;
+  const bool is_int16 = kv.format == KVFormat::kInt16Tiles;
+  const int64_t num_planes = is_int16 ? 2 : 1;
+  auto* keys = reinterpret_cast<int8_t*>(block);
+  int8_t* values = keys + num_planes * plane;
+  auto* scales = reinterpret_cast<float*>(values + num_planes * plane);
+  int8_t* key = keys + 4 * offset;
+  int8_t* value = values + int64_t{offset / 4} * 4 * head_dim + offset % 4;
+  int8_t high[kMaxRopeHeadDim];
+  int8_t low[kMaxRopeHeadDim];
+  const auto convert = [&](const float* x) {
+    if (!is_int16) return Convert::to_int8(x, head_dim, high);
+    int16_t both[kMaxRopeHeadDim];
+    const float scale = Convert::to_int16(x, head_dim, both);
+    for (int d = 0; d < head_dim; ++d) {
+      high[d] = static_cast<int8_t>((both[d] + 128) >> 8);
+      low[d] = static_cast<int8_t>(both[d]);
+    }
+    return scale;
+  };
+  scales[offset] = convert(k);
+  for (int d = 0; d < head_dim; d += 4) {
+    __builtin_memcpy(key + d * kBlockSize, high + d, 4);
+    if (is_int16) __builtin_memcpy(key + plane + d * kBlockSize, low + d, 4);
+  }
+  scales[kBlockSize + offset] = convert(v);
+  for (int d = 0; d < head_dim; ++d) {
+    value[4 * d] = high[d];
+    if (is_int16) value[plane + 4 * d] = low[d];
+  }
+}
+
 inline void rope_head(const RopeCacheArgs& args, const float* x, const float* norm,
                       const float* cos_sin, float* out) {
   const int head_dim = args.kv.head_dim;
@@ -164,7 +203,9 @@ inline void rope_token(const RopeCacheArgs& args, int64_t token) {
     alignas(64) float value[kMaxRopeHeadDim];
     rope_head(args, k, args.k_norm, cos_sin, key);
     std::byte* place = block + h * kv.head_stride;
-    if (kv.is_int8) {
+    if (is_tiled(kv.format)) {
+      write_tiles<Convert>(kv, place, slot % kBlockSize, key, v);
+    } else if (kv.format == KVFormat::kInt8) {
       write_int8<Convert>(kv, place, slot % kBlockSize, key, v);
     } else {
       __builtin_memcpy(value, v, static_cast<size_t>(head_dim) * sizeof(float));

@@ -56,6 +56,10 @@ class Runtime:
     @property
     def isa(self) -> str: ...
     @property
+    def has_tiles(self) -> bool:
+        """The kernels read the tiled KV formats."""
+
+    @property
     def num_threads(self) -> int: ...
     def pack_linear(
         self,
@@ -79,7 +83,7 @@ class KVCache:
     """Zeroed paged KV cache of all layers; memory is committed as blocks are first used."""
 
     def __init__(
-        self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int, is_int8: bool
+        self, num_layers: int, num_blocks: int, num_kv_heads: int, head_dim: int, format: str
     ) -> None: ...
     @property
     def num_blocks(self) -> int: ...

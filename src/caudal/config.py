@@ -22,10 +22,12 @@ REASONING_PARSERS = (
 
 
 class KVCacheDType(StrEnum):
-    """How keys and values are stored."""
+    """How keys and values are stored; the integers have a scale per token and head."""
 
+    AUTO = "auto"
     F16 = "f16"
     INT8 = "int8"
+    INT16 = "int16"
 
 
 class Batching(StrEnum):
@@ -101,8 +103,9 @@ class ModelConfig:
 class CacheConfig:
     """KV cache."""
 
-    kv_cache_dtype: KVCacheDType = KVCacheDType.F16
-    """KV cache data type: f16, or int8 (half the memory)."""
+    kv_cache_dtype: KVCacheDType = KVCacheDType.AUTO
+    """KV cache data type: f16, int16 (same memory, CPUs with AMX only), int8 (half the memory), or
+    auto: int16 where the CPU has AMX, else f16."""
     block_size: int = BLOCK_SIZE
     """Tokens per KV block (only 16 is supported by the CPU kernels)."""
     kv_cache_memory_bytes: int | None = None

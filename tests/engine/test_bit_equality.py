@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from caudal import _native
 from caudal.config import CacheConfig, KVCacheDType, SchedulerConfig
 from caudal.sampling_params import SamplingParams
 from tests.engine.engine_harness import GREEDY, Harness, Result
 
 DTYPES = [KVCacheDType.F16, KVCacheDType.INT8]
+if "amx" in _native.available_isas():
+    DTYPES.append(KVCacheDType.INT16)
 NO_TARGETS = SchedulerConfig(tpot_ms=None, ttft_ms=None)
 
 pytestmark = pytest.mark.parametrize("dtype", DTYPES, ids=str)

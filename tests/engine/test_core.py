@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from caudal.config import Batching, CacheConfig, SchedulerConfig
+from caudal.config import Batching, CacheConfig, KVCacheDType, SchedulerConfig
 from caudal.engine.messages import EngineRequest
 from caudal.models.registry import create_model
 from caudal.ops import create_backend
@@ -34,7 +34,12 @@ def naive_greedy(model: Path, prompt: list[int], num_tokens: int) -> list[int]:
         num_blocks = 16
         cache = backend.create_kv_cache(
             KVCacheSpec(
-                config.num_layers, num_blocks, config.num_kv_heads, config.head_dim, 16, False
+                config.num_layers,
+                num_blocks,
+                config.num_kv_heads,
+                config.head_dim,
+                16,
+                KVCacheDType.F16,
             )
         )
         heads = AttentionSpec(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from caudal.config import CacheConfig, SchedulerConfig
+from caudal.config import CacheConfig, KVCacheDType, SchedulerConfig
 from caudal.models.registry import create_model
 from caudal.ops.cpu import CpuBackend
 from caudal.ops.interface import AttentionSpec, BatchArrays, KVCacheSpec, PlanSpec
@@ -65,7 +65,9 @@ def reference_hidden_states(path: Path, token_ids: list[int]) -> NDArray[np.floa
     heads = (config.num_heads, config.num_kv_heads, config.head_dim)
     num_blocks = -(-len(token_ids) // 16)
     cache = backend.create_kv_cache(
-        KVCacheSpec(config.num_layers, num_blocks, *heads[1:], block_size=16, is_int8=False)
+        KVCacheSpec(
+            config.num_layers, num_blocks, *heads[1:], block_size=16, dtype=KVCacheDType.F16
+        )
     )
     spec = PlanSpec(
         attention=AttentionSpec(*heads, scale=config.head_dim**-0.5),

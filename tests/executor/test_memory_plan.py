@@ -49,13 +49,13 @@ class FakeTensor:
 
 
 def test_kv_bytes_per_token_of_a_7b_are_not_those_of_full_attention() -> None:
-    per_block = kv_block_bytes(QWEN_7B, CacheConfig())
+    per_block = kv_block_bytes(QWEN_7B, CacheConfig(kv_cache_dtype=KVCacheDType.F16))
     assert per_block // 16 == 57_344
     assert per_block * 3072 // 16 == 168 << 20
 
 
 def test_int8_kv_is_about_half_with_its_scales_counted() -> None:
-    f16 = kv_block_bytes(QWEN_7B, CacheConfig())
+    f16 = kv_block_bytes(QWEN_7B, CacheConfig(kv_cache_dtype=KVCacheDType.F16))
     int8 = kv_block_bytes(QWEN_7B, CacheConfig(kv_cache_dtype=KVCacheDType.INT8))
     assert int8 / f16 == pytest.approx(0.5 + 4 / 256)
 

@@ -21,9 +21,9 @@ CASES: list[dict[str, Any]] = json.loads(
     Path(__file__).with_name("smollm2-135m-q4_1.json").read_text()
 )["cases"]
 
-MAX_MEAN_KL = {KVCacheDType.F16: 0.0015, KVCacheDType.INT8: 0.003}
+MAX_MEAN_KL = {KVCacheDType.AUTO: 0.0015, KVCacheDType.F16: 0.0015, KVCacheDType.INT8: 0.003}
 """Mean over steps of sum p (log p - log q) over the golden top 10. An int8 cache rounds on top of
-what the products round: measured 0.0010 with the tile kernels, 0.0015 with the AVX2 kernels.
+what the products round: measured 0.0008 with the tile kernels, 0.0015 with the AVX2 kernels.
 """
 CLEAR_GAP_NATS = 0.5
 """Where the golden best two are further apart, the greedy token must agree."""
@@ -42,7 +42,7 @@ def chat_template(model: Path) -> ChatTemplate:
 
 
 @cache
-def executor(model: Path, dtype: KVCacheDType = KVCacheDType.F16) -> UniProcExecutor:
+def executor(model: Path, dtype: KVCacheDType = KVCacheDType.AUTO) -> UniProcExecutor:
     return UniProcExecutor(
         EngineConfig(model, cache=CacheConfig(kv_cache_dtype=dtype, num_blocks=64))
     )
@@ -90,7 +90,7 @@ def test_token_ids_are_exact(demo_model: Path, case: dict[str, Any]) -> None:
 @case_parameter
 def test_prompt_nll_is_within_one_percent(demo_model: Path, case: dict[str, Any]) -> None:
     ids = case["ids"]
-    logprobs = log_softmax(demo_model, ids, KVCacheDType.F16)
+    logprobs = log_softmax(demo_model, ids, KVCacheDType.AUTO)
     nll = -logprobs[np.arange(len(ids) - 1), ids[1:]]
     assert nll.mean() == pytest.approx(np.mean(case["prompt_nll"]), rel=0.01)
 
@@ -110,7 +110,7 @@ def divergence(model: Path, case: dict[str, Any], dtype: KVCacheDType) -> tuple[
     return total / len(case["steps"]), wrong
 
 
-@pytest.mark.parametrize("dtype", list(KVCacheDType), ids=str)
+@pytest.mark.parametrize("dtype", MAX_MEAN_KL, ids=str)
 def test_clear_winners_agree_and_distributions_are_close(
     demo_model: Path, dtype: KVCacheDType
 ) -> None:

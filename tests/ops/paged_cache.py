@@ -17,24 +17,81 @@ BLOCK = 16
 
 @dataclass(frozen=True)
 class Heads:
-    """Attention heads of a layer; int8 or f16 cache."""
+    """Attention heads of a layer, and the layout of its cache (csrc/cpu/kernels.h)."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    is_int8: bool = False
+    kv_format: str = "f16"
+
+    @property
+    def is_tiled(self) -> bool:
+        return self.kv_format.endswith("_tiles")
+
+    @property
+    def value_nbytes(self) -> int:
+        """Bytes of one key or value component."""
+        return 1 if self.kv_format.startswith("int8") else 2
 
     @property
     def head_nbytes(self) -> int:
-        return 32 * self.head_dim + 128 if self.is_int8 else 64 * self.head_dim
+        scales = 0 if self.kv_format == "f16" else 8 * BLOCK
+        return 2 * BLOCK * self.head_dim * self.value_nbytes + scales
 
 
-def quantize(x: F32) -> tuple[NDArray[np.int8], F32]:
-    """int8 with one scale per token and head: (values, scales [tokens, heads])."""
+def supported_formats(isa: str) -> list[str]:
+    """Layouts that the attention of an instruction set reads."""
+    tiled = ["int8_tiles", "int16_tiles"] if _native.Runtime(isa, 1).has_tiles else []
+    return ["f16", "int8", *tiled]
+
+
+def quantize(x: F32, largest: float) -> tuple[NDArray[np.int32], F32]:
+    """Integers with one scale per token and head: (values, scales [tokens, heads])."""
     absmax = np.abs(x).max(axis=-1)
-    inverse = np.float32(127) / absmax
-    values = np.rint(x * inverse[..., None]).astype(np.int8)
-    return values, np.asarray(absmax / np.float32(127), dtype=np.float32)
+    inverse = np.float32(largest) / absmax
+    values = np.rint(x * inverse[..., None]).astype(np.int32)
+    return values, np.asarray(absmax / np.float32(largest), dtype=np.float32)
+
+
+def pack_tiles(heads: Heads, keys: F32, values: F32) -> list[NDArray[np.generic]]:
+    """Parts of the tiled formats: planes of keys, planes of values, scales of both."""
+    num_blocks = len(keys) // BLOCK
+    groups = {
+        "keys": (num_blocks, BLOCK, heads.num_kv_heads, heads.head_dim // 4, 4),
+        "values": (num_blocks, BLOCK // 4, 4, heads.num_kv_heads, heads.head_dim),
+    }
+    orders = {"keys": (0, 2, 3, 1, 4), "values": (0, 3, 1, 4, 2)}
+    planes: list[NDArray[np.generic]] = []
+    scales: list[NDArray[np.generic]] = []
+    for name, x in (("keys", keys), ("values", values)):
+        quant, scale = quantize(x, 127.0 if heads.value_nbytes == 1 else 32512.0)
+        high = quant if heads.value_nbytes == 1 else (quant + 128) >> 8
+        for byte in [high, quant - 256 * high][: heads.value_nbytes]:
+            planes.append(byte.astype(np.int8).reshape(groups[name]).transpose(orders[name]))
+        scales.append(scale.reshape(num_blocks, BLOCK, heads.num_kv_heads).transpose(0, 2, 1))
+    return [*planes, *scales]
+
+
+def unpack_tiles(heads: Heads, per_head: NDArray[np.uint8]) -> tuple[F32, F32]:
+    """The opposite, from [blocks, kv heads, head bytes]: [blocks, 16, kv heads, head_dim] each."""
+    plane = BLOCK * heads.head_dim
+    num_blocks = len(per_head)
+    count = heads.value_nbytes
+    raw = np.ascontiguousarray(per_head[..., : 2 * count * plane]).view(np.int8).astype(np.int32)
+    planes = raw.reshape(num_blocks, heads.num_kv_heads, 2, count, plane)
+    integers = planes[..., 0, :] if count == 1 else 256 * planes[..., 0, :] + planes[..., 1, :]
+    lead = (num_blocks, heads.num_kv_heads)
+    k = integers[:, :, 0].reshape(*lead, heads.head_dim // 4, BLOCK, 4).transpose(0, 3, 1, 2, 4)
+    v = integers[:, :, 1].reshape(*lead, BLOCK // 4, heads.head_dim, 4).transpose(0, 2, 4, 1, 3)
+    shape = (num_blocks, BLOCK, heads.num_kv_heads, heads.head_dim)
+    scales = np.ascontiguousarray(per_head[..., 2 * count * plane :]).view(np.float32)
+    k_scale, v_scale = (
+        scales[..., begin : begin + BLOCK].transpose(0, 2, 1)[..., None] for begin in (0, BLOCK)
+    )
+    with np.errstate(invalid="ignore", over="ignore"):
+        keys = (k.reshape(shape) * k_scale).astype(np.float32)
+        values = (v.reshape(shape) * v_scale).astype(np.float32)
+    return keys, values
 
 
 def pack_blocks(heads: Heads, keys: F32, values: F32) -> NDArray[np.uint8]:
@@ -43,12 +100,16 @@ def pack_blocks(heads: Heads, keys: F32, values: F32) -> NDArray[np.uint8]:
     num_blocks, head_dim = len(keys) // BLOCK, heads.head_dim
     shape = (num_blocks, BLOCK, heads.num_kv_heads, head_dim)
     parts: list[NDArray[np.generic]]
-    if heads.is_int8:
-        (k, k_scale), (v, v_scale) = quantize(keys), quantize(values)
+    if heads.is_tiled:
+        parts = pack_tiles(heads, keys, values)
+    elif heads.kv_format == "int8":
+        (k, k_scale), (v, v_scale) = quantize(keys, 127.0), quantize(values, 127.0)
         scale_shape = (num_blocks, BLOCK, heads.num_kv_heads)
         parts = [
-            k.reshape(*shape[:3], head_dim // 2, 2).transpose(0, 2, 3, 1, 4),
-            v.reshape(num_blocks, BLOCK // 2, 2, *shape[2:]).transpose(0, 3, 1, 4, 2),
+            k.astype(np.int8).reshape(*shape[:3], head_dim // 2, 2).transpose(0, 2, 3, 1, 4),
+            v.astype(np.int8)
+            .reshape(num_blocks, BLOCK // 2, 2, *shape[2:])
+            .transpose(0, 3, 1, 4, 2),
             k_scale.reshape(scale_shape).transpose(0, 2, 1),
             v_scale.reshape(scale_shape).transpose(0, 2, 1),
         ]
@@ -66,11 +127,15 @@ def unpack_blocks(heads: Heads, data: NDArray[np.uint8]) -> tuple[F32, F32]:
     """The opposite of pack_blocks: keys and values [tokens, kv heads, head_dim] as stored."""
     num_blocks, head_dim = len(data), heads.head_dim
     per_head = data.reshape(num_blocks, heads.num_kv_heads, heads.head_nbytes)
-    half = BLOCK * head_dim * (1 if heads.is_int8 else 2)
+    shape = (num_blocks * BLOCK, heads.num_kv_heads, head_dim)
+    if heads.is_tiled:
+        keys, values = unpack_tiles(heads, per_head)
+        return keys.reshape(shape), values.reshape(shape)
+    half = BLOCK * head_dim * heads.value_nbytes
     raw_k, raw_v = (
         np.ascontiguousarray(per_head[..., begin : begin + half]) for begin in (0, half)
     )
-    if heads.is_int8:
+    if heads.kv_format == "int8":
         scales = np.ascontiguousarray(per_head[..., 2 * half :]).view(np.float32)
         k8 = raw_k.view(np.int8).reshape(num_blocks, -1, head_dim // 2, BLOCK, 2)
         v8 = raw_v.view(np.int8).reshape(num_blocks, -1, BLOCK // 2, head_dim, 2)
@@ -86,7 +151,6 @@ def unpack_blocks(heads: Heads, data: NDArray[np.uint8]) -> tuple[F32, F32]:
         v16 = raw_v.view(np.float16).reshape(num_blocks, -1, BLOCK, head_dim)
         keys = k16.transpose(0, 3, 1, 2).astype(np.float32)
         values = v16.transpose(0, 2, 1, 3).astype(np.float32)
-    shape = (num_blocks * BLOCK, heads.num_kv_heads, head_dim)
     return keys.reshape(shape), values.reshape(shape)
 
 
@@ -105,7 +169,9 @@ class PagedCache:
         self.lengths = lengths
         counts = [ceil_div(n, BLOCK) for n in lengths]
         ids = rng.permutation(sum(counts) + 3).astype(np.int32)
-        self.cache = _native.KVCache(1, len(ids), heads.num_kv_heads, heads.head_dim, heads.is_int8)
+        self.cache = _native.KVCache(
+            1, len(ids), heads.num_kv_heads, heads.head_dim, heads.kv_format
+        )
         ends = np.cumsum([0, *counts])
         self.tables = [ids[a:b] for a, b in pairwise(ends)]
         self.keys: list[F32] = []

@@ -5,15 +5,15 @@ import pytest
 from numpy.typing import NDArray
 
 from caudal import _native
-from tests.ops.paged_cache import F32, Heads, PagedCache
+from tests.ops.paged_cache import F32, Heads, PagedCache, supported_formats
 
-ISAS = _native.available_isas()
-pytestmark = pytest.mark.parametrize("isa", ISAS)
+CASES = [(isa, f) for isa in _native.available_isas() for f in supported_formats(isa)]
+pytestmark = pytest.mark.parametrize(("isa", "kv_format"), CASES)
 
-F16_ERROR = 4e-6
-"""Largest error against double precision on the same f16 cache; values are of order 1."""
-INT8_ERROR = 2e-4
-"""The same on an int8 cache: q and p are rounded to 15 bits."""
+LARGEST_ERROR = {"f16": 4e-6, "int8": 2e-4, "int8_tiles": 2e-4, "int16_tiles": 5e-4}
+"""Against double precision on what the cache holds; values are of order 1. With an integer cache
+queries and weights are rounded to 15 bits; int16 leaves out the products of low bytes.
+"""
 
 AROUND_BOUNDARIES = [
     *range(1, 71),
@@ -67,7 +67,7 @@ def expected(cache: PagedCache, queries: list[F32], parts: list[Part]) -> NDArra
 def assert_right(isa: str, cache: PagedCache, parts: list[Part], num_threads: int = 1) -> None:
     queries = make_queries(cache)
     out = run(isa, cache, queries, parts, num_threads)
-    limit = INT8_ERROR if cache.heads.is_int8 else F16_ERROR
+    limit = LARGEST_ERROR[cache.heads.kv_format]
     error = np.abs(out - expected(cache, queries, parts)).max()
     assert error < limit
 
@@ -76,49 +76,43 @@ def assert_same_bits(a: F32, b: F32) -> None:
     np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
-@pytest.mark.parametrize("is_int8", [False, True])
-def test_decode_is_right_around_every_boundary(isa: str, is_int8: bool) -> None:
+def test_decode_is_right_around_every_boundary(isa: str, kv_format: str) -> None:
     lengths = AROUND_BOUNDARIES
-    cache = PagedCache(Heads(3, 1, 32, is_int8), lengths)
+    cache = PagedCache(Heads(3, 1, 32, kv_format), lengths)
     assert_right(isa, cache, [(i, n - 1, 1) for i, n in enumerate(lengths)], num_threads=2)
 
 
-@pytest.mark.parametrize("is_int8", [False, True])
 @pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 112, 128, 144, 192, 256])
-def test_every_head_size_decodes_and_prefills(isa: str, is_int8: bool, head_dim: int) -> None:
-    cache = PagedCache(Heads(4, 2, head_dim, is_int8), [70, 45])
+def test_every_head_size_decodes_and_prefills(isa: str, kv_format: str, head_dim: int) -> None:
+    cache = PagedCache(Heads(4, 2, head_dim, kv_format), [70, 45])
     assert_right(isa, cache, [(0, 69, 1), (1, 20, 25)])
 
 
-@pytest.mark.parametrize("is_int8", [False, True])
 @pytest.mark.parametrize("group", range(1, 17))
-def test_every_group_size_decodes_and_prefills(isa: str, is_int8: bool, group: int) -> None:
-    cache = PagedCache(Heads(2 * group, 2, 16, is_int8), [67, 40, 90])
+def test_every_group_size_decodes_and_prefills(isa: str, kv_format: str, group: int) -> None:
+    cache = PagedCache(Heads(2 * group, 2, 16, kv_format), [67, 40, 90])
     assert_right(isa, cache, [(0, 66, 1), (1, 30, 10), (2, 85, 5)], num_threads=2)
 
 
-@pytest.mark.parametrize("is_int8", [False, True])
 @pytest.mark.parametrize("num_queries", [1, 2, 3, 4, 5, 16, 63, 64, 65, 130])
 @pytest.mark.parametrize("past", [0, 1, 15, 63, 448, 500])
-def test_prefill_sees_only_the_past(isa: str, is_int8: bool, num_queries: int, past: int) -> None:
-    cache = PagedCache(Heads(3, 1, 16, is_int8), [past + num_queries])
+def test_prefill_sees_only_the_past(isa: str, kv_format: str, num_queries: int, past: int) -> None:
+    cache = PagedCache(Heads(3, 1, 16, kv_format), [past + num_queries])
     assert_right(isa, cache, [(0, past, num_queries)])
 
 
-@pytest.mark.parametrize("is_int8", [False, True])
-def test_rows_without_a_sequence_change_nothing(isa: str, is_int8: bool) -> None:
-    cache = PagedCache(Heads(2, 2, 16, is_int8), [20, 20, 20])
+def test_rows_without_a_sequence_change_nothing(isa: str, kv_format: str) -> None:
+    cache = PagedCache(Heads(2, 2, 16, kv_format), [20, 20, 20])
     queries = make_queries(cache)
     out = run(isa, cache, queries, [(0, 19, 1), (1, 5, 0), (2, 10, 10)])
     alone = run(isa, cache, queries, [(2, 10, 10)])
     assert_same_bits(out[1:], alone)
 
 
-@pytest.mark.parametrize("is_int8", [False, True])
-def test_a_row_has_the_same_bits_however_it_is_computed(isa: str, is_int8: bool) -> None:
+def test_a_row_has_the_same_bits_however_it_is_computed(isa: str, kv_format: str) -> None:
     """Decode = prefill of any size = any batch = any number of threads, split or not."""
     length = 600
-    cache = PagedCache(Heads(6, 2, 16, is_int8), [length, 300, 77])
+    cache = PagedCache(Heads(6, 2, 16, kv_format), [length, 300, 77])
     queries = make_queries(cache)
     whole = run(isa, cache, queries, [(0, 0, length)])
     for num_threads in (2, 4):
@@ -137,10 +131,9 @@ def test_a_row_has_the_same_bits_however_it_is_computed(isa: str, is_int8: bool)
             assert_same_bits(out[1:2], whole[position : position + 1])
 
 
-@pytest.mark.parametrize("is_int8", [False, True])
-def test_split_contexts_merge_to_the_same_bits(isa: str, is_int8: bool) -> None:
+def test_split_contexts_merge_to_the_same_bits(isa: str, kv_format: str) -> None:
     lengths = [3000, 1025, 513, 512, 40]
-    cache = PagedCache(Heads(3, 1, 16, is_int8), lengths)
+    cache = PagedCache(Heads(3, 1, 16, kv_format), lengths)
     queries = make_queries(cache)
     parts = [(i, n - 1, 1) for i, n in enumerate(lengths)]
     unsplit = run(isa, cache, queries, parts, 1)
@@ -153,24 +146,22 @@ def test_split_contexts_merge_to_the_same_bits(isa: str, is_int8: bool) -> None:
     for num_threads in (2, 8):
         assert_same_bits(run(isa, cache, queries, prefill, num_threads), unsplit)
     error = np.abs(unsplit - expected(cache, queries, prefill)).max()
-    assert error < (INT8_ERROR if is_int8 else F16_ERROR)
+    assert error < LARGEST_ERROR[kv_format]
 
 
-@pytest.mark.parametrize("is_int8", [False, True])
-def test_instruction_sets_agree_in_every_bit(isa: str, is_int8: bool) -> None:
-    cache = PagedCache(Heads(8, 2, 80, is_int8), [150, 530])
+def test_instruction_sets_agree_in_every_bit(isa: str, kv_format: str) -> None:
+    cache = PagedCache(Heads(8, 2, 80, kv_format), [150, 530])
     queries = make_queries(cache)
     parts = [(0, 100, 50), (1, 529, 1)]
     assert_same_bits(run(isa, cache, queries, parts), run("ref", cache, queries, parts))
 
 
-@pytest.mark.parametrize("is_int8", [False, True])
 @pytest.mark.parametrize("garbage", [np.nan, -np.nan, np.inf, 6e4])
-def test_stale_slots_do_not_leak(isa: str, is_int8: bool, garbage: float) -> None:
+def test_stale_slots_do_not_leak(isa: str, kv_format: str, garbage: float) -> None:
     lengths = [1, 17, 50, 70, 127]
     parts = [(0, 0, 1), (1, 16, 1), (2, 40, 10), (3, 69, 1), (4, 50, 77)]
     clean, dirty = (
-        PagedCache(Heads(3, 1, 32, is_int8), lengths, garbage=g) for g in (1.0, garbage)
+        PagedCache(Heads(3, 1, 32, kv_format), lengths, garbage=g) for g in (1.0, garbage)
     )
     queries = make_queries(clean)
     out = run(isa, dirty, queries, parts)
@@ -178,10 +169,9 @@ def test_stale_slots_do_not_leak(isa: str, is_int8: bool, garbage: float) -> Non
     assert_same_bits(out, run(isa, clean, queries, parts))
 
 
-@pytest.mark.parametrize("is_int8", [False, True])
 @pytest.mark.parametrize("broken", [0, 29, 64])
-def test_a_broken_token_does_not_reach_earlier_rows(isa: str, is_int8: bool, broken: int) -> None:
-    cache = PagedCache(Heads(3, 1, 32, is_int8), [100, 60])
+def test_a_broken_token_does_not_reach_earlier_rows(isa: str, kv_format: str, broken: int) -> None:
+    cache = PagedCache(Heads(3, 1, 32, kv_format), [100, 60])
     queries = make_queries(cache)
     parts = [(0, 0, 100), (1, 59, 1)]
     good = run(isa, cache, queries, parts)
@@ -197,20 +187,18 @@ def test_a_broken_token_does_not_reach_earlier_rows(isa: str, is_int8: bool, bro
         cache.write(0, *(np.nan_to_num(x, nan=1.0) for x in (keys, values)))
 
 
-@pytest.mark.parametrize("is_int8", [False, True])
-def test_extreme_scores_stay_finite(isa: str, is_int8: bool) -> None:
-    cache = PagedCache(Heads(2, 1, 64, is_int8), [140])
+def test_extreme_scores_stay_finite(isa: str, kv_format: str) -> None:
+    cache = PagedCache(Heads(2, 1, 64, kv_format), [140])
     queries = [q * np.float32(3e3) for q in make_queries(cache)]
     parts = [(0, 0, 140)]
     out = run(isa, cache, queries, parts)
     assert np.abs(out).max() <= np.abs(cache.values[0]).max() * 1.001
-    if not is_int8:  # scores near 1e4 are rounded to 1e-3
+    if kv_format == "f16":  # scores near 1e4 are rounded to 1e-3
         assert np.abs(out - expected(cache, queries, parts)).max() < 5e-3
 
 
-@pytest.mark.parametrize("is_int8", [False, True])
-def test_zero_queries_and_values_are_exact(isa: str, is_int8: bool) -> None:
-    cache = PagedCache(Heads(2, 2, 32, is_int8), [100])
+def test_zero_queries_and_values_are_exact(isa: str, kv_format: str) -> None:
+    cache = PagedCache(Heads(2, 2, 32, kv_format), [100])
     keys = cache.keys[0]
     ones = np.ones_like(keys)
     cache.write(0, keys, ones)

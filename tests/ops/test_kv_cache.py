@@ -9,11 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from caudal import _native
+from caudal.config import KVCacheDType
 from caudal.errors import ConfigError
 from caudal.ops import create_backend
 from caudal.ops.cpu import kv_block_bytes
 from caudal.ops.interface import KVCacheSpec
-from tests.ops.tiny_forward import Chunk, Model, compile_plan, kv_spec, make_batch, random_ids
+from tests.ops.tiny_forward import (
+    Chunk,
+    Model,
+    compile_plan,
+    kv_spec,
+    make_batch,
+    random_ids,
+    supported,
+)
 
 BACKEND = create_backend("cpu", 2)
 IDS = random_ids(30)
@@ -23,24 +33,41 @@ def int32(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
+@pytest.mark.parametrize("isa", _native.available_isas())
+def test_auto_is_what_the_kernels_are_fast_with(isa: str) -> None:
+    backend = create_backend("cpu", 1, isa)
+    auto = KVCacheDType.INT16 if isa == "amx" else KVCacheDType.F16
+    assert backend.kv_cache_dtype(KVCacheDType.AUTO) is auto
+    assert backend.kv_cache_dtype(KVCacheDType.INT8) is KVCacheDType.INT8
+
+
+@pytest.mark.parametrize("isa", [isa for isa in _native.available_isas() if isa.startswith("avx")])
+def test_int16_without_a_tile_unit_is_refused(isa: str) -> None:
+    backend = create_backend("cpu", 1, isa)
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype: int16 needs a CPU with AMX"):
+        backend.kv_cache_dtype(KVCacheDType.INT16)
+
+
 @pytest.mark.parametrize("name", ["cpu", "reference"])
-@pytest.mark.parametrize("is_int8", [False, True])
-def test_exported_blocks_continue_elsewhere(name: str, is_int8: bool) -> None:
+@pytest.mark.parametrize("asked", KVCacheDType)
+def test_exported_blocks_continue_elsewhere(name: str, asked: KVCacheDType) -> None:
     model = Model(create_backend(name, 2))
-    plan, cache = compile_plan(model, is_int8=is_int8)
+    dtype = supported(model.backend, asked)
+    plan, cache = compile_plan(model, dtype=dtype)
     plan.run(make_batch(Chunk(IDS, [4, 9])))
     expected = plan.run(make_batch(Chunk([*IDS, 1], [4, 9], start=30))).copy()
     data = cache.export_blocks(int32(4, 9))
-    other_plan, other_cache = compile_plan(model, is_int8=is_int8)
+    other_plan, other_cache = compile_plan(model, dtype=dtype)
     other_cache.import_blocks(int32(2, 0), data)
     actual = other_plan.run(make_batch(Chunk([*IDS, 1], [2, 0], start=30)))
     np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize("is_int8", [False, True])
-def test_block_bytes_are_as_planned(is_int8: bool) -> None:
-    cache = BACKEND.create_kv_cache(kv_spec(is_int8))
-    assert cache.block_nbytes == kv_block_bytes(kv_spec(is_int8))
+@pytest.mark.parametrize("asked", KVCacheDType)
+def test_block_bytes_are_as_planned(asked: KVCacheDType) -> None:
+    spec = kv_spec(supported(BACKEND, asked))
+    cache = BACKEND.create_kv_cache(spec)
+    assert cache.block_nbytes == kv_block_bytes(spec)
     assert cache.export_blocks(int32(1, 2, 3)).shape == (3, cache.block_nbytes)
 
 
@@ -89,7 +116,7 @@ def resident_bytes() -> int:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_untouched_blocks_cost_no_memory() -> None:
     before = resident_bytes()
-    cache = BACKEND.create_kv_cache(KVCacheSpec(30, 10_000, 3, 64, 16, False))
+    cache = BACKEND.create_kv_cache(KVCacheSpec(30, 10_000, 3, 64, 16, KVCacheDType.F16))
     assert cache.block_nbytes * cache.num_blocks > 3 << 30
     cache.import_blocks(int32(0), np.ones((1, cache.block_nbytes), np.uint8))
     assert resident_bytes() - before < 16 << 20

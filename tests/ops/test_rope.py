@@ -16,6 +16,7 @@ pytestmark = pytest.mark.parametrize("isa", ISAS)
 TABLE_ERROR = 7e-8
 """Half a unit in the last place of cos and sin, plus the error of inv_freq's product."""
 HALF_MAX = 65504.0
+FORMATS = ["f16", "int8", "int8_tiles", "int16_tiles"]
 
 
 def inv_freq(rope_dim: int, base: float = 10000.0) -> F32:
@@ -155,22 +156,27 @@ def test_norms_come_before_the_rotation(isa: str) -> None:
     np.testing.assert_allclose(stored(step)[0], expected, rtol=6e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("kv_format", "largest"), [("int8", 127), ("int8_tiles", 127), ("int16_tiles", 32512)]
+)
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 256])
-def test_int8_error_is_half_a_step_of_the_scale(isa: str, head_dim: int) -> None:
-    step = make_step(Heads(2, 2, head_dim, is_int8=True), [(0, 0, 33), (1, 60, 1)])
+def test_integer_error_is_half_a_step_of_the_scale(
+    isa: str, kv_format: str, largest: int, head_dim: int
+) -> None:
+    step = make_step(Heads(2, 2, head_dim, kv_format), [(0, 0, 33), (1, 60, 1)])
     run(isa, step, head_dim)
     keys, values = stored(step)
     rotated = rotate(step.qkv[:, 2:4], step.batch.positions, head_dim, False)
     for got, expected in ((keys, rotated), (values, step.qkv[:, 4:])):
-        limit = np.abs(expected).max(axis=-1, keepdims=True) / 254 + 1e-5
+        limit = np.abs(expected).max(axis=-1, keepdims=True) / (2 * largest) + 1e-5
         assert np.all(np.abs(got - expected) <= limit)
-    quantized, scales = quantize(step.qkv[:, 4:])
-    np.testing.assert_array_equal(values, quantized * scales[..., None])
+    quantized, scales = quantize(step.qkv[:, 4:], largest)
+    np.testing.assert_allclose(values, quantized * scales[..., None], rtol=1e-6)
 
 
-@pytest.mark.parametrize("is_int8", [False, True])
-def test_only_the_slots_of_the_step_change(isa: str, is_int8: bool) -> None:
-    heads = Heads(2, 1, 32, is_int8)
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_only_the_slots_of_the_step_change(isa: str, kv_format: str) -> None:
+    heads = Heads(2, 1, 32, kv_format)
     step = make_step(heads, [(0, 19, 1), (1, 2, 3)])
     every_block = np.arange(step.cache.cache.num_blocks, dtype=np.int32)
     pattern = np.random.default_rng(1).integers(
@@ -190,9 +196,9 @@ def test_only_the_slots_of_the_step_change(isa: str, is_int8: bool) -> None:
     assert changed <= per_token * int(is_used.sum())
 
 
-@pytest.mark.parametrize("is_int8", [False, True])
-def test_bits_do_not_depend_on_isa_threads_or_batch(isa: str, is_int8: bool) -> None:
-    heads = Heads(3, 1, 80, is_int8)
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_bits_do_not_depend_on_isa_threads_or_batch(isa: str, kv_format: str) -> None:
+    heads = Heads(3, 1, 80, kv_format)
     norms = (np.full(80, 1.1, dtype=np.float32), np.full(80, 0.9, dtype=np.float32))
     parts = [(0, 0, 37), (1, 40, 1)]
     steps = [make_step(heads, parts) for _ in range(3)]
@@ -219,10 +225,10 @@ def test_halves_saturate_instead_of_overflowing(isa: str) -> None:
     assert values[1].max() == -HALF_MAX
 
 
-@pytest.mark.parametrize("is_int8", [False, True])
+@pytest.mark.parametrize("kv_format", FORMATS)
 @pytest.mark.parametrize("bad", [np.nan, -np.nan])
-def test_nan_stays_visible_and_alone(isa: str, is_int8: bool, bad: float) -> None:
-    step = make_step(Heads(1, 1, 32, is_int8), [(0, 0, 3)])
+def test_nan_stays_visible_and_alone(isa: str, kv_format: str, bad: float) -> None:
+    step = make_step(Heads(1, 1, 32, kv_format), [(0, 0, 3)])
     step.qkv[1, 1:, 7] = bad
     run(isa, step, 32)
     for part in stored(step):
@@ -231,7 +237,7 @@ def test_nan_stays_visible_and_alone(isa: str, is_int8: bool, bad: float) -> Non
 
 
 def test_zero_keys_are_stored_as_zero(isa: str) -> None:
-    step = make_step(Heads(1, 1, 32, is_int8=True), [(0, 0, 2)])
+    step = make_step(Heads(1, 1, 32, "int8"), [(0, 0, 2)])
     step.qkv[:, 1:] = 0
     run(isa, step, 32)
     for part in stored(step):

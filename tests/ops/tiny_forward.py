@@ -7,7 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pytest
 
+from caudal.config import KVCacheDType
+from caudal.errors import ConfigError
 from caudal.ops.interface import (
     AttentionSpec,
     Backend,
@@ -99,19 +102,27 @@ class Model:
         return ops.linear(ops.rms_norm(ops.select_logits(x), self.output_norm, EPS), self.lm_head)
 
 
-def kv_spec(is_int8: bool = False) -> KVCacheSpec:
-    return KVCacheSpec(LAYERS, NUM_BLOCKS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, is_int8)
+def kv_spec(dtype: KVCacheDType = KVCacheDType.F16) -> KVCacheSpec:
+    return KVCacheSpec(LAYERS, NUM_BLOCKS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, dtype)
+
+
+def supported(backend: Backend, asked: KVCacheDType) -> KVCacheDType:
+    """The cache type that `asked` means; skips the test where the kernels lack it."""
+    try:
+        return backend.kv_cache_dtype(asked)
+    except ConfigError:
+        pytest.skip("this CPU lacks the kernels")
 
 
 def compile_plan(
     model: Model,
     forward: Callable[[Ops], Tensor] | None = None,
     *,
-    is_int8: bool = False,
+    dtype: KVCacheDType = KVCacheDType.F16,
     rope: RopeSpec | None = None,
 ) -> tuple[Plan, Any]:
     """The plan of the model (or of `forward`) and its KV cache."""
-    cache = model.backend.create_kv_cache(kv_spec(is_int8))
+    cache = model.backend.create_kv_cache(kv_spec(dtype))
     spec = SPEC if rope is None else replace(SPEC, rope=rope)
     return model.backend.compile(forward or model.forward, spec, cache), cache
 

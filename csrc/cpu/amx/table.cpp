@@ -7,13 +7,14 @@ const KernelTable kTable = {
     .name = "amx",
     .score = score_amx,
     .has_cheap_wide = true,
+    .has_tiles = true,
     .embed = avx512vnni::embed,
     .rms_norm = avx512vnni::rms_norm,
     .silu_mul = avx512vnni::silu_mul,
     .linear = linear,
     .rope_table = avx512vnni::rope_table,
     .rope_and_cache = avx512vnni::rope_and_cache,
-    .attention = avx512vnni::attention,
+    .attention = attention,
     .sample = avx512vnni::sample,
 };
 

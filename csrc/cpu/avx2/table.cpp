@@ -7,6 +7,7 @@ const KernelTable kTable = {
     .name = "avx2",
     .score = score_avx2,
     .has_cheap_wide = false,
+    .has_tiles = false,
     .embed = embed,
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,

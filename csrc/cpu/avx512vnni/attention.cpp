@@ -5,7 +5,7 @@
 namespace caudal::avx512vnni {
 
 void attention(const AttentionArgs& args, Worker& worker) {
-  if (args.kv.is_int8) {
+  if (args.kv.format == KVFormat::kInt8) {
     run_attention<Int8Cache>(args, worker);
   } else {
     run_attention<HalfCache>(args, worker);

@@ -7,6 +7,7 @@ const KernelTable kTable = {
     .name = "avx512vnni",
     .score = score_avx512vnni,
     .has_cheap_wide = true,
+    .has_tiles = false,
     .embed = embed,
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,

@@ -1,5 +1,6 @@
 // Attention one row at a time in plain C++, with the arithmetic written in attention_kernels.h.
 #include "../attention_schedule.h"
+#include "../attention_tiles.h"
 #include "../isa_kernels.h"
 #include "../numerics.h"
 
@@ -48,8 +49,21 @@ struct Cache {
     const int64_t pair = (kBlockSize + token % kBlockSize / 2 * 2) * int64_t{kv.head_dim};
     return static_cast<int8_t>(block(token)[pair + 2 * d + token % 2]);
   }
+  // Bytes 0 (high) or 1 (low) of a tiled format.
+  int tile_key(int token, int d, int byte) const {
+    const int64_t plane = int64_t{kBlockSize} * kv.head_dim;
+    const int64_t index = d / 4 * 4 * kBlockSize + token % kBlockSize * 4 + d % 4;
+    return static_cast<int8_t>(block(token)[byte * plane + index]);
+  }
+  int tile_value(int token, int d, int byte) const {
+    const int64_t plane = int64_t{kBlockSize} * kv.head_dim;
+    const int64_t quad = token % kBlockSize / 4 * 4 * int64_t{kv.head_dim};
+    const int64_t first = (kv_value_bytes(kv.format) + byte) * plane;
+    return static_cast<int8_t>(block(token)[first + quad + 4 * d + token % 4]);
+  }
   const float* scales(int token) const {
-    return reinterpret_cast<const float*>(block(token) + 2 * kBlockSize * kv.head_dim);
+    const int64_t values = int64_t{2} * kBlockSize * kv.head_dim * kv_value_bytes(kv.format);
+    return reinterpret_cast<const float*>(block(token) + values);
   }
   float key_scale(int token) const { return scales(token)[token % kBlockSize]; }
   float value_scale(int token) const { return scales(token)[kBlockSize + token % kBlockSize]; }
@@ -57,7 +71,7 @@ struct Cache {
 
 struct Query {
   float value[kMaxHeadDim];    // f16 cache: q * scale
-  int16_t quant[kMaxHeadDim];  // int8 cache
+  int16_t quant[kMaxHeadDim];  // integer caches
   float scale;                 // of `quant`, softmax scale included
 };
 
@@ -74,14 +88,14 @@ void load_query(const float* q, const KVLayer& kv, float scale, Query& out) {
     out.value[d] = q[d] * scale;
     if (magnitude_bits(q[d]) > bits) bits = magnitude_bits(q[d]);
   }
-  if (!kv.is_int8) return;
-  const QuantScale s = quant_scale(bits, kQuantMax15);
+  if (kv.format == KVFormat::kF16) return;
+  const QuantScale s = quant_scale(bits, is_tiled(kv.format) ? kQuantMax16 : kQuantMax15);
   for (int d = 0; d < kv.head_dim; ++d) out.quant[d] = round_int16(q[d] * s.inverse);
-  out.scale = s.d * scale;
+  out.scale = s.d * scale * dot_unit(kv.format);
 }
 
 float score(const Cache& cache, const Query& q, int token) {
-  if (!cache.kv.is_int8) {
+  if (cache.kv.format == KVFormat::kF16) {
     float sum = 0.0f;
     for (int d = 0; d < cache.kv.head_dim; ++d) {
       sum = __builtin_fmaf(q.value[d], cache.half_key(token, d), sum);
@@ -97,7 +111,7 @@ float score(const Cache& cache, const Query& q, int token) {
 void add_values(const Cache& cache, const float* p, int begin, int count, float correction,
                 float* acc) {
   const int head_dim = cache.kv.head_dim;
-  if (!cache.kv.is_int8) {
+  if (cache.kv.format == KVFormat::kF16) {
     for (int d = 0; d < head_dim; ++d) {
       float sum = acc[d] * correction;
       for (int t = 0; t < count; ++t) {
@@ -146,7 +160,76 @@ void add_chunk(const Cache& cache, const Query& q, int begin, int count, State& 
   add_values(cache, p, begin, count, correction, s.acc);
 }
 
+// dot() of attention_tiles.h from its two sums.
+float dot_of(int32_t high, int32_t low) { return static_cast<float>(high * 256 + low); }
+
+float tile_score(const Cache& cache, const Query& q, int token) {
+  const bool is_int16 = cache.kv.format == KVFormat::kInt16Tiles;
+  int32_t high = 0;
+  int32_t low = 0;
+  for (int d = 0; d < cache.kv.head_dim; ++d) {
+    const int q_high = (q.quant[d] + 128) >> 8;
+    const int k_high = cache.tile_key(token, d, 0);
+    high += q_high * k_high;
+    low += (q.quant[d] - 256 * q_high) * k_high;
+    if (is_int16) low += q_high * cache.tile_key(token, d, 1);
+  }
+  return (dot_of(high, low) * q.scale) * cache.key_scale(token);
+}
+
+// weights: 0 .. kQuantMax16
+void add_tile_values(const Cache& cache, const int* weights, int begin, int count, float scale,
+                     float* acc) {
+  const bool is_int16 = cache.kv.format == KVFormat::kInt16Tiles;
+  for (int d = 0; d < cache.kv.head_dim; ++d) {
+    int32_t high = 0;
+    int32_t low = 0;
+    for (int t = 0; t < count; ++t) {
+      const int v_high = cache.tile_value(begin + t, d, 0);
+      high += (weights[t] >> 8) * v_high;
+      low += (weights[t] & 255) * v_high;
+      if (is_int16) low += (weights[t] >> 8) * cache.tile_value(begin + t, d, 1);
+    }
+    acc[d] = dot_of(high, low) * scale;
+  }
+}
+
+void run_tile_split(const Cache& cache, const Query& q, int split, int visible, State& s) {
+  const int begin = split * kSplitTokens;
+  const int count = visible - begin < kSplitTokens ? visible - begin : kSplitTokens;
+  float p[kSplitTokens];
+  s.max = -kInfinity;
+  for (int t = 0; t < count; ++t) {
+    p[t] = tile_score(cache, q, begin + t);
+    s.max = s.max > p[t] ? s.max : p[t];
+  }
+  float lane[kBlockSize] = {};
+  uint32_t bits = 0;
+  for (int t = 0; t < count; ++t) {
+    p[t] = exp2_of(p[t] - s.max);
+    lane[t % kBlockSize] += p[t];
+    p[t] *= cache.value_scale(begin + t);
+    const uint32_t w = __builtin_bit_cast(uint32_t, p[t]);
+    bits = w > bits ? w : bits;
+  }
+  for (int step = 8; step > 0; step /= 2) {
+    for (int i = 0; i < step; ++i) lane[i] += lane[i + step];
+  }
+  s.sum = lane[0];
+  const float largest = __builtin_bit_cast(float, bits);
+  const bool is_tiny = largest < kQuantMin;
+  const float inverse = is_tiny ? 0.0f : kQuantMax16 / largest;
+  int weights[kSplitTokens];
+  for (int t = 0; t < count; ++t) {
+    const int w = round_int16(p[t] * inverse);
+    weights[t] = w < 0 ? 0 : w;  // NaN, which the scale keeps
+  }
+  const float scale = is_tiny ? 0.0f : largest * (dot_unit(cache.kv.format) / kQuantMax16);
+  add_tile_values(cache, weights, begin, count, scale, s.acc);
+}
+
 void run_split(const Cache& cache, const Query& q, int split, int visible, State& s) {
+  if (is_tiled(cache.kv.format)) return run_tile_split(cache, q, split, visible, s);
   for (int d = 0; d < cache.kv.head_dim; ++d) s.acc[d] = 0.0f;
   s.max = -kInfinity;
   s.sum = 0.0f;

@@ -7,6 +7,7 @@ const KernelTable kTable = {
     .name = "ref",
     .score = score_ref,
     .has_cheap_wide = false,
+    .has_tiles = true,
     .embed = embed,
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,

@@ -40,10 +40,11 @@ DEFAULT_MODEL = "smollm2-135m"
 _MAX_INT = 2**31 - 1
 
 _KV_CACHE_DTYPES: dict[str, object] = {
-    "auto": KVCacheDType.F16,
+    "auto": KVCacheDType.AUTO,
     "f16": KVCacheDType.F16,
     "fp16": KVCacheDType.F16,
     "float16": KVCacheDType.F16,
+    "int16": KVCacheDType.INT16,
     "int8": KVCacheDType.INT8,
 }
 

@@ -106,12 +106,14 @@ def _choose_num_blocks(
 
 
 def kv_block_bytes(model: ModelConfig, cache: CacheConfig) -> int:
-    """Bytes of one KV block over all layers; int8 adds a float32 scale per token and head."""
-    values = 2 * model.num_kv_heads * model.head_dim * cache.block_size
-    if cache.kv_cache_dtype is KVCacheDType.INT8:
-        scales = 2 * model.num_kv_heads * cache.block_size * 4
-        return model.num_layers * (values + scales)
-    return model.num_layers * values * 2
+    """Bytes of one KV block over all layers; integers have a float32 scale per token and head.
+
+    AUTO counts as the largest type it can stand for.
+    """
+    heads = 2 * model.num_kv_heads * cache.block_size
+    bytes_per_value = 1 if cache.kv_cache_dtype is KVCacheDType.INT8 else 2
+    bytes_per_scale = 0 if cache.kv_cache_dtype is KVCacheDType.F16 else 4
+    return model.num_layers * heads * (model.head_dim * bytes_per_value + bytes_per_scale)
 
 
 def packed_bytes(tensor: RawMatrix) -> int:

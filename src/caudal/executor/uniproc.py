@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caudal.config import EngineConfig, KVCacheDType, ModelConfig, forced_isa
+from caudal.config import EngineConfig, ModelConfig, forced_isa
 from caudal.errors import ConfigError
 from caudal.executor.interface import ExecutorInfo
 from caudal.executor.memory_plan import MemoryPlan, plan_memory
@@ -165,7 +165,7 @@ def _create_runner(
             num_kv_heads=model_config.num_kv_heads,
             head_dim=model_config.head_dim,
             block_size=config.cache.block_size,
-            is_int8=config.cache.kv_cache_dtype is KVCacheDType.INT8,
+            dtype=backend.kv_cache_dtype(config.cache.kv_cache_dtype),
         )
     )
     spec = PlanSpec(

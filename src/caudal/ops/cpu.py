@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caudal import _native
+from caudal.config import KVCacheDType
 from caudal.errors import ConfigError
 from caudal.ops.cpu_recorder import CpuOps
 from caudal.ops.interface import (
@@ -28,9 +29,11 @@ BLOCK_SIZE = 16
 
 
 def kv_block_bytes(spec: KVCacheSpec) -> int:
-    """Bytes of one KV block over all layers; int8 has a float32 scale per token and head."""
-    values = 2 * spec.block_size * spec.head_dim
-    head = values + 2 * spec.block_size * 4 if spec.is_int8 else values * 2
+    """Bytes of one KV block over all layers; integers have a float32 scale per token and head."""
+    tokens = 2 * spec.block_size
+    head = tokens * spec.head_dim * (1 if spec.dtype is KVCacheDType.INT8 else 2)
+    if spec.dtype is not KVCacheDType.F16:
+        head += tokens * 4
     return spec.num_layers * spec.num_kv_heads * head
 
 
@@ -112,10 +115,39 @@ class CpuBackend:
             raise ConfigError(f"block_size: the kernels need {BLOCK_SIZE}, got {spec.block_size}")
         try:
             return _native.KVCache(
-                spec.num_layers, spec.num_blocks, spec.num_kv_heads, spec.head_dim, spec.is_int8
+                spec.num_layers,
+                spec.num_blocks,
+                spec.num_kv_heads,
+                spec.head_dim,
+                self._kv_format(spec.dtype),
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
+
+    def kv_cache_dtype(self, asked: KVCacheDType) -> KVCacheDType:
+        """What `asked` means on this CPU: AUTO is the most exact type that is fast on it.
+
+        Raises ConfigError for int16 without a tile unit.
+        """
+        if asked is KVCacheDType.AUTO:
+            return KVCacheDType.INT16 if self._has_tile_unit else KVCacheDType.F16
+        if asked is KVCacheDType.INT16 and not self._runtime.has_tiles:
+            raise ConfigError(
+                f"kv_cache_dtype: int16 needs a CPU with AMX, and the kernels here are {self.isa}; "
+                "use f16 or int8"
+            )
+        return asked
+
+    @property
+    def _has_tile_unit(self) -> bool:
+        return self._runtime.has_tiles and self.isa != "ref"
+
+    def _kv_format(self, dtype: KVCacheDType) -> str:
+        """The layout that the kernels read fastest; see csrc/cpu/kernels.h."""
+        is_tiled = dtype is KVCacheDType.INT16 or (
+            dtype is KVCacheDType.INT8 and self._has_tile_unit
+        )
+        return f"{dtype}_tiles" if is_tiled else str(dtype)
 
     def compile(
         self,

@@ -14,6 +14,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from caudal.config import KVCacheDType
+
 Tensor: TypeAlias = Any
 """A backend's activation handle: float32 [num_tokens, features]; opaque above `ops`."""
 
@@ -62,7 +64,8 @@ class KVCacheSpec:
     num_kv_heads: int
     head_dim: int
     block_size: int
-    is_int8: bool
+    dtype: KVCacheDType
+    """Never AUTO: see `Backend.kv_cache_dtype`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +218,9 @@ class Backend(Protocol):
 
     def pack_vector(self, part: RawMatrix) -> VectorWeight:
         """A norm weight or bias as float32."""
+
+    def kv_cache_dtype(self, asked: KVCacheDType) -> KVCacheDType:
+        """What `asked` means here: never AUTO. Raises ConfigError if the backend lacks it."""
 
     def create_kv_cache(self, spec: KVCacheSpec) -> Any:
         """Zeroed cache (lazily committed by the OS); exports and imports blocks by id."""

@@ -133,11 +133,12 @@ def measure_kernels(spec: BenchSpec) -> Iterator[KernelTiming]:
     for linear in _QUICK_LINEARS if spec.is_quick else _LINEARS:
         for num_tokens in linear.tokens:
             yield _time_linear(spec, linear, num_tokens)
-    for is_int8 in (False, True):
-        yield _time_attention(spec, is_int8, num_seqs=32, num_queries=1, context=1024)
-        yield _time_attention(spec, is_int8, num_seqs=1, num_queries=256, context=1024)
+    has_tiles = _native.Runtime(spec.isa, spec.num_threads).has_tiles
+    for kv_format in ("f16", "int16_tiles", "int8_tiles") if has_tiles else ("f16", "int8"):
+        yield _time_attention(spec, kv_format, num_seqs=32, num_queries=1, context=1024)
+        yield _time_attention(spec, kv_format, num_seqs=1, num_queries=256, context=1024)
         if not spec.is_quick:
-            yield _time_attention(spec, is_int8, num_seqs=1, num_queries=1, context=4096)
+            yield _time_attention(spec, kv_format, num_seqs=1, num_queries=1, context=4096)
     yield _time_sampling(spec, "greedy", temperature=0.0, top_p=1.0)
     yield _time_sampling(spec, "top_p 0.9", temperature=0.8, top_p=0.9)
 
@@ -169,11 +170,12 @@ def _time_linear(spec: BenchSpec, linear: _Linear, num_tokens: int) -> KernelTim
 _HEADS, _KV_HEADS, _HEAD_DIM, _LAYERS, _BLOCK_SIZE = 9, 3, 64, 4, 16
 
 
-def _filled_cache(num_blocks: int, is_int8: bool, rng: np.random.Generator) -> _native.KVCache:
-    cache = _native.KVCache(_LAYERS, num_blocks, _KV_HEADS, _HEAD_DIM, is_int8)
+def _filled_cache(num_blocks: int, kv_format: str, rng: np.random.Generator) -> _native.KVCache:
+    cache = _native.KVCache(_LAYERS, num_blocks, _KV_HEADS, _HEAD_DIM, kv_format)
     num_heads = _LAYERS * _KV_HEADS
     values = 2 * _BLOCK_SIZE * _HEAD_DIM
-    if is_int8:
+    if kv_format != "f16":
+        values *= 2 if kv_format.startswith("int16") else 1
         block = np.empty((num_heads, values + 2 * _BLOCK_SIZE * 4), np.uint8)
         block[:, :values] = rng.integers(0, 256, (num_heads, values), np.uint8)
         block[:, values:] = np.full((num_heads, 2 * _BLOCK_SIZE), 0.01, np.float32).view(np.uint8)
@@ -185,7 +187,7 @@ def _filled_cache(num_blocks: int, is_int8: bool, rng: np.random.Generator) -> _
 
 
 def _time_attention(
-    spec: BenchSpec, is_int8: bool, num_seqs: int, num_queries: int, context: int
+    spec: BenchSpec, kv_format: str, num_seqs: int, num_queries: int, context: int
 ) -> KernelTiming:
     rng = np.random.default_rng(0)
     blocks_each = context // _BLOCK_SIZE
@@ -201,13 +203,13 @@ def _time_attention(
         block_tables=np.ascontiguousarray(tables),
         logits_indices=np.zeros(0, np.int32),
     )
-    cache = _filled_cache(tables.size, is_int8, rng)
+    cache = _filled_cache(tables.size, kv_format, rng)
     q = rng.standard_normal((num_tokens, _HEADS * _HEAD_DIM)).astype(np.float32)
     seconds = _native.bench.attention(spec.isa, q, batch, cache, spec.num_threads, spec.seconds)
     attended = num_seqs * sum(range(first + 1, context + 1))
     kind = "decode" if num_queries == 1 else "prefill"
     return KernelTiming(
-        kernel=f"attention {'int8' if is_int8 else 'f16'} {kind}",
+        kernel=f"attention {kv_format.removesuffix('_tiles')} {kind}",
         shape=f"{num_seqs} x {context}, {_HEADS}/{_KV_HEADS} heads x {_HEAD_DIM}",
         num_tokens=num_tokens,
         median_seconds=statistics.median(seconds),

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caudal import _native
+from caudal.config import KVCacheDType
 from caudal.ops.interface import (
     BatchArrays,
     KVCacheSpec,
@@ -92,6 +93,10 @@ class ReferenceBackend:
     def pack_vector(self, part: RawMatrix) -> F32:
         """A norm weight or bias as float32 [size]."""
         return as_float32(part).reshape(-1)
+
+    def kv_cache_dtype(self, asked: KVCacheDType) -> KVCacheDType:
+        """f16 for AUTO; every other type as it is."""
+        return KVCacheDType.F16 if asked is KVCacheDType.AUTO else asked
 
     def create_kv_cache(self, spec: KVCacheSpec) -> ReferenceKVCache:
         """A zeroed cache."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
+from caudal.config import KVCacheDType
 from caudal.ops.interface import KVCacheSpec
 
 F32 = NDArray[np.float32]
@@ -21,7 +24,7 @@ class ReferenceKVCache:
 
     def write(self, layer: int, slots: NDArray[np.int32], keys: F32, values: F32) -> None:
         """Store keys and values [num_tokens, kv heads, head_dim] at `slots`."""
-        store = round_int8 if self.spec.is_int8 else round_f16
+        store = _STORE[self.spec.dtype]
         self._data[layer, 0, slots] = store(keys)
         self._data[layer, 1, slots] = store(values)
 
@@ -58,7 +61,23 @@ def round_f16(x: F32) -> F32:
 
 def round_int8(x: F32) -> F32:
     """x as int8 with one scale per token and head keeps it."""
+    return _round_integer(x, np.float32(127))
+
+
+def round_int16(x: F32) -> F32:
+    """x as int16 (up to 32512) with one scale per token and head keeps it."""
+    return _round_integer(x, np.float32(32512))
+
+
+def _round_integer(x: F32, largest: np.float32) -> F32:
     absmax = np.abs(x).max(axis=-1, keepdims=True)
-    scale = absmax / np.float32(127)
-    inverse = np.float32(127) / np.where(absmax == 0, np.float32(1), absmax)
+    scale = absmax / largest
+    inverse = largest / np.where(absmax == 0, np.float32(1), absmax)
     return np.asarray(np.rint(x * inverse) * scale, dtype=np.float32)
+
+
+_STORE: dict[KVCacheDType, Callable[[F32], F32]] = {
+    KVCacheDType.F16: round_f16,
+    KVCacheDType.INT8: round_int8,
+    KVCacheDType.INT16: round_int16,
+}

@@ -1,0 +1,108 @@
+// The tile unit's part of attention: products of up to 16 rows with operands of the tiled KV formats.
+//
+// In assembly, as the compiler's intrinsics do not tell it that a tile load reads memory.
+#pragma once
+
+#include "attention_rows.h"
+
+namespace caudal::amx {
+namespace {
+
+constexpr int kTileRows = 16;
+constexpr int kDots = kTileRows * kLanes;  // of one tile
+
+// Products of a tile: with the high bytes of the rows, and those that weigh 1/256 of them.
+struct Dots {
+  alignas(64) int32_t high[kDots];
+  alignas(64) int32_t low[kDots];
+};
+
+// Tile registers: 0 and 1, or 6 and 7, take high and low products, 2 and 3 hold the rows' high and
+// low bytes, 4 and 5 the cache's.
+struct TileConfig {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+static_assert(sizeof(TileConfig) == 64);
+
+// `depth` bytes are multiplied per tile.
+void configure(int num_rows, int depth) {
+  TileConfig config;
+  for (int i = 0; i < 8; ++i) {
+    config.row_bytes[i] = static_cast<uint16_t>(i == 2 || i == 3 ? depth : 64);
+    config.rows[i] = static_cast<uint8_t>(i == 4 || i == 5 ? depth / 4 : num_rows);
+  }
+  asm volatile("ldtilecfg %0" : : "m"(config));
+}
+
+template <int kPair>
+inline void zero_products() {
+  if constexpr (kPair == 0) {
+    asm volatile("tilezero %%tmm0\ntilezero %%tmm1" : : :);
+  } else {
+    asm volatile("tilezero %%tmm6\ntilezero %%tmm7" : : :);
+  }
+}
+
+template <int kPair>
+inline void store_products(Dots& dots) {
+  if constexpr (kPair == 0) {
+    asm volatile("tilestored %%tmm0, (%0,%2,1)\ntilestored %%tmm1, (%1,%2,1)"
+                 :
+                 : "r"(dots.high), "r"(dots.low), "r"(int64_t{64})
+                 : "memory");
+  } else {
+    asm volatile("tilestored %%tmm6, (%0,%2,1)\ntilestored %%tmm7, (%1,%2,1)"
+                 :
+                 : "r"(dots.high), "r"(dots.low), "r"(int64_t{64})
+                 : "memory");
+  }
+}
+
+inline void load_rows(const void* high, const void* low, int64_t stride) {
+  asm volatile(
+      "tileloadd (%0,%2,1), %%tmm2\n"
+      "tileloadd (%1,%2,1), %%tmm3\n"
+      :
+      : "r"(high), "r"(low), "r"(stride)
+      : "memory");
+}
+
+// Adds the products of the loaded rows with the columns at `high`, and `low` for int16, to a pair.
+// Queries are signed, weights are not.
+template <int kPair, bool kSigned, bool kInt16>
+inline void multiply(const std::byte* high, const std::byte* low) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm4" : : "r"(high), "r"(int64_t{64}) : "memory");
+  if constexpr (kPair == 0 && kSigned) {
+    asm volatile("tdpbssd %%tmm4, %%tmm2, %%tmm0\ntdpbssd %%tmm4, %%tmm3, %%tmm1" : : :);
+  } else if constexpr (kPair == 0) {
+    asm volatile("tdpbusd %%tmm4, %%tmm2, %%tmm0\ntdpbusd %%tmm4, %%tmm3, %%tmm1" : : :);
+  } else if constexpr (kSigned) {
+    asm volatile("tdpbssd %%tmm4, %%tmm2, %%tmm6\ntdpbssd %%tmm4, %%tmm3, %%tmm7" : : :);
+  } else {
+    asm volatile("tdpbusd %%tmm4, %%tmm2, %%tmm6\ntdpbusd %%tmm4, %%tmm3, %%tmm7" : : :);
+  }
+  if constexpr (!kInt16) return;
+  asm volatile("tileloadd (%0,%1,1), %%tmm5" : : "r"(low), "r"(int64_t{64}) : "memory");
+  if constexpr (kPair == 0 && kSigned) {
+    asm volatile("tdpbssd %%tmm5, %%tmm2, %%tmm1" : : :);
+  } else if constexpr (kPair == 0) {
+    asm volatile("tdpbusd %%tmm5, %%tmm2, %%tmm1" : : :);
+  } else if constexpr (kSigned) {
+    asm volatile("tdpbssd %%tmm5, %%tmm2, %%tmm7" : : :);
+  } else {
+    asm volatile("tdpbusd %%tmm5, %%tmm2, %%tmm7" : : :);
+  }
+}
+
+inline F32 dot_row(const Dots& dots, int row) {
+  const __m512i high = _mm512_load_si512(dots.high + kLanes * row);
+  const __m512i low = _mm512_load_si512(dots.low + kLanes * row);
+  return {_mm512_cvtepi32_ps(combine_dots(high, low))};
+}
+
+}  // namespace
+}  // namespace caudal::amx
