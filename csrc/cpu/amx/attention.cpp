@@ -439,7 +439,8 @@ class Task {
     const float* new_factor;
   };
 
-  [[gnu::always_inline]] void accumulate(const RowTile& tile, const Accumulators& to, int r, int column, F32 dot) const {
+  [[gnu::always_inline]] void accumulate(const RowTile& tile, const Accumulators& to, int r,
+                                         int column, F32 dot) const {
     if (tile.limit[r] == 0) return;
     const F32 a = dot * F32::set1(tile.weight_scale[r]);
     float* out = to.out + r * to.stride + kLanes * column;
