@@ -88,6 +88,7 @@ void load_query(const float* q, const KVLayer& kv, float scale, Query& out) {
     out.value[d] = q[d] * scale;
     if (magnitude_bits(q[d]) > bits) bits = magnitude_bits(q[d]);
   }
+  out.scale = 1.0f;
   if (kv.format == KVFormat::kF16) return;
   const QuantScale s = quant_scale(bits, is_tiled(kv.format) ? kQuantMax16 : kQuantMax15);
   for (int d = 0; d < kv.head_dim; ++d) out.quant[d] = round_int16(q[d] * s.inverse);
