@@ -35,7 +35,7 @@ def test_five_tokens_a_piece_count_five_for_tpot_and_one_gap_for_itl() -> None:
     # The first piece holds five tokens, the definition subtracts one: (39 × 50 ms) / 199.
     assert level.summary.tpot_ms.p50 == pytest.approx(39 * 50 / 199, rel=0.05)
     assert level.summary.tokens_per_piece == 5
-    assert "5.0 tokens arrive together" in level_table(report, level)
+    assert "a piece of output carries 5.0 tokens" in level_table(report, level)
 
 
 def test_a_fifth_of_errors_is_counted_apart_and_never_as_good() -> None:

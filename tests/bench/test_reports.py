@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
 import sys
 import xml.etree.ElementTree
 from html.parser import HTMLParser
@@ -217,3 +219,24 @@ def test_the_command_fails_if_nothing_was_answered(capsys: pytest.CaptureFixture
     with FakeServer(Behaviour(fail_every=1)) as server:
         assert run_command("--url", server.url, "--num-prompts", "2", "--warmup", "0") == 1
     assert "no request was answered" in capsys.readouterr().err
+
+
+def test_an_interrupt_keeps_the_levels_that_had_ended() -> None:
+    with FakeServer(Behaviour(gap_s=0.01)) as server:
+        command = [sys.executable, "-m", "caudal", "bench", "serve", "--url", server.url]
+        command += ["--warmup", "0", "--num-prompts", "40", "--output-len", "50"]
+        process = subprocess.Popen(
+            [*command, "--concurrency", "40,1"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("40 users:"):
+                break
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted" in err and "Traceback" not in err
+    assert out.count("Serving Benchmark Result") == 1

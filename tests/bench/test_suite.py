@@ -28,7 +28,7 @@ def test_each_level_of_a_sweep_asks_the_same_but_for_its_cold_beginning() -> Non
     with FakeServer(Behaviour()) as server:
         report = run_against(server, concurrency=(1, 1), num_prompts=5, output_len=3)
         words = openings(server.bodies[2:])
-    assert [str(level.load) for level in report.levels] == ["1 users", "1 users"]
+    assert [str(level.load) for level in report.levels] == ["1 user", "1 user"]
     assert [text[8:] for text in words[:5]] == [text[8:] for text in words[5:]]
     assert len({tuple(text[:8]) for text in words}) == 10
 

@@ -151,7 +151,7 @@ class _Answer:
     def _parse(self, data: bytes) -> dict[str, Any] | None:
         try:
             value = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
             return value
@@ -161,10 +161,13 @@ class _Answer:
     def _take_choices(self, chunk: dict[str, Any]) -> bool:
         """Whether the chunk carries output."""
         has_output = False
-        for choice in chunk.get("choices") or ():
+        choices = chunk.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
             if not isinstance(choice, dict):
                 continue
             delta = choice.get("delta") or choice.get("message") or choice
+            if not isinstance(delta, dict):
+                continue
             text = delta.get("content") or delta.get("text") or ""
             if isinstance(text, str):
                 self._pieces.append(text)

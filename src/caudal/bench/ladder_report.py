@@ -12,7 +12,7 @@ from typing import Any
 from caudal.bench.charts import MARGIN_RIGHT, Axis, Panel
 from caudal.bench.json_report import level_as_json, tidy
 from caudal.bench.ladder import Ladder, RungResult
-from caudal.bench.page import figures, page, table
+from caudal.bench.page import figures, page, readable, table
 from caudal.bench.picture import compose, write_png
 from caudal.bench.text_report import format_table
 
@@ -134,7 +134,7 @@ def as_page(ladder: Ladder) -> str:
     body = (
         f'<h1>{escape(title)}</h1><p class="sub">{escape(ladder.workload)} · '
         f"{escape(str(ladder.machine['cpu']))}, {ladder.machine['num_cpus']} CPUs · "
-        f"{escape(ladder.started)}</p>{figures(panels(ladder), 'wide')}"
+        f"{escape(readable(ladder.started))}</p>{figures(panels(ladder), 'wide')}"
         f"<h2>Numbers</h2><p>× is over the rung below, total over the lowest. Latencies in ms.</p>"
         f"{table(HEAD, rows(ladder))}{warnings}<h2>Rungs</h2><dl>{gains}</dl>"
     )

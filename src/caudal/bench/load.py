@@ -53,7 +53,7 @@ class Load:
         if self.is_trace:
             return "trace"
         if self.rate is None:
-            return f"{self.concurrency} users"
+            return f"{self.concurrency} user{'s' if self.concurrency != 1 else ''}"
         cap = f", ≤ {self.concurrency} in flight" if self.concurrency else ""
         return f"{self.rate:g} req/s{cap}"
 

@@ -41,7 +41,7 @@ p.sub { margin: 0 0 20px; color: var(--muted) }
 .tile span { color: var(--muted); font-size: 13px }
 .curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 8px }
 .scroll { overflow-x: auto } svg { display: block; width: 100%; height: auto }
-.wide svg { min-width: 640px }
+.wide svg { min-width: 820px }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100% }
 th, td { padding: 5px 10px; text-align: right; border-bottom: 1px solid var(--grid);
   white-space: nowrap }
@@ -59,6 +59,11 @@ pre { overflow-x: auto; font-size: 13px; line-height: 1.4 }
 
 def _variables(colours: dict[str, str]) -> str:
     return ";".join(f"{name}:{colour}" for name, colour in colours.items())
+
+
+def readable(moment: str) -> str:
+    """An ISO moment as people write it."""
+    return moment[:16].replace("T", " ") + " UTC"
 
 
 def page(title: str, body: str) -> str:
@@ -103,7 +108,7 @@ def report_page(report: Report) -> str:
     title = report.plan.label or f"{report.target.model} under load"
     parts = [
         f'<h1>{escape(title)}</h1><p class="sub">{escape(report.workload)} · '
-        f"{escape(report.started)}</p>"
+        f"{escape(readable(report.started))}</p>"
     ]
     if outcome := search_outcome(report):
         parts.append(f'<p class="call">{escape(outcome)}</p>')

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from caudal.bench.charts import FONT, Panel, resolve_colours
 from caudal.bench.figures import TIMELINE_SIZE, curve_panels, timeline_panels
+from caudal.bench.page import readable
 from caudal.bench.suite import Report
 from caudal.bench.text_report import search_outcome
 from caudal.errors import CaudalError
@@ -76,7 +77,7 @@ def write_png(svg: str, path: Path) -> None:
 def write_report_png(report: Report, path: Path) -> None:
     """The curves and the last level's timeline. Raises CaudalError, OSError."""
     title = report.plan.label or f"{report.target.model} under load"
-    lines = [f"{report.workload} · {report.started} · {report.machine['cpu']}"]
+    lines = [f"{report.workload} · {readable(report.started)} · {report.machine['cpu']}"]
     if outcome := search_outcome(report):
         lines.append(outcome)
     if report.levels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
 from dataclasses import dataclass, field, replace
@@ -115,6 +116,8 @@ class Report:
     warmup: str = ""
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     machine: dict[str, object] = field(default_factory=describe_machine)
+    was_interrupted: bool = False
+    """By the user; the levels that had ended are kept."""
 
 
 class Progress(Protocol):
@@ -140,11 +143,12 @@ async def measure(plan: Plan, progress: Progress) -> Report:
     async with create_session(plan.target) as session:
         target, calibration = await connect(session, plan.target)
         suite = _Suite(plan, target, calibration, session, progress)
-        await suite.warm_up()
-        if plan.search.goodput_percent is not None:
-            await suite.search()
-        for load in plan.loads():
-            await suite.run_level(load)
+        try:
+            await suite.run()
+        except asyncio.CancelledError:
+            if not suite.report.levels:
+                raise
+            suite.report.was_interrupted = True
         return suite.report
 
 
@@ -167,6 +171,14 @@ class _Suite:
         run_id = secrets.token_hex(4)
         self.report = Report(plan, target, calibration, self._prompts.summary, run_id)
         progress.say(f"{target.model} at {target.url} · {self._prompts.summary}")
+
+    async def run(self) -> None:
+        """The whole plan."""
+        await self.warm_up()
+        if self._plan.search.goodput_percent is not None:
+            await self.search()
+        for load in self._plan.loads():
+            await self.run_level(load)
 
     async def warm_up(self) -> None:
         number = self._plan.load.warmup

@@ -77,8 +77,8 @@ def notes(report: Report, level: Level) -> list[str]:
     summary, found = level.summary, list(level.problems)
     if summary.tokens_per_piece > 1.05:
         found.append(
-            f"{summary.tokens_per_piece:.1f} tokens arrive together: TPOT is per token, ITL is "
-            "between pieces"
+            f"a piece of output carries {summary.tokens_per_piece:.1f} tokens on average: TPOT is "
+            "per token, ITL between pieces"
         )
     if not report.plan.target.stream:
         found.append("not streamed: no TTFT, TPOT and ITL")

@@ -141,7 +141,7 @@ def bench_serve(_none: None, values: dict[type, dict[str, Any]]) -> None:
     """Measure an OpenAI-compatible server under load.
 
     Exit codes: 0 measured, 1 no request was answered or the server cannot be measured, 2 a flag
-    is wrong.
+    is wrong, 130 interrupted.
     """
     from caudal.cli.bench_progress import BenchProgress
 
@@ -159,6 +159,9 @@ def bench_serve(_none: None, values: dict[type, dict[str, Any]]) -> None:
         report = asyncio.run(measure(plan, progress))
     print_report(report)
     write_report(report, output)
+    if report.was_interrupted:
+        print("interrupted; the levels that had ended are above", file=sys.stderr)
+        raise KeyboardInterrupt
     if not any(level.summary.num_completed for level in report.levels):
         raise CaudalError("no request was answered; the reasons are above")
 
