@@ -117,6 +117,16 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsConfig:
+    """Where packed weights are kept between starts."""
+
+    packed_cache: bool = True
+    """Keep the packed weights in a file: later starts map it, several processes share it."""
+    packed_cache_dir: Path | None = None
+    """Folder for packed weights; unset: in the user's cache."""
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """Scheduling, admission and service level."""
 
@@ -208,6 +218,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
 
 
 def with_profile(
@@ -231,7 +242,7 @@ def with_profile(
 
 
 def cache_dir() -> Path:
-    """Where models are kept: $CAUDAL_CACHE_DIR, else the user's cache directory."""
+    """Where models and packed weights are: $CAUDAL_CACHE_DIR, else in the user's cache."""
     explicit = os.environ.get("CAUDAL_CACHE_DIR")
     if explicit:
         return Path(explicit)

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
-from caudal.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
+from caudal.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig, WeightsConfig
 from caudal.engine.core import EngineCore
 from caudal.engine.messages import EngineRequest
 from caudal.errors import ContextLengthError, InvalidRequestError, RequestFailedError
@@ -62,6 +62,7 @@ class LLM:
         cache: CacheConfig | None = None,
         scheduler: SchedulerConfig | None = None,
         num_threads: int | None = None,
+        weights: WeightsConfig | None = None,
     ) -> None:
         path = resolve_model(str(model))
         scheduler = scheduler or SchedulerConfig(ttft_ms=None, tpot_ms=None)
@@ -76,6 +77,7 @@ class LLM:
             cache=cache or CacheConfig(),
             scheduler=scheduler,
             parallel=ParallelConfig(num_threads=num_threads),
+            weights=weights or WeightsConfig(),
         )
         with GGUFFile.open(path) as gguf:
             self.tokenizer = Tokenizer.from_gguf_metadata(gguf.metadata)

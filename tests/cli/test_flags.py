@@ -28,6 +28,7 @@ from caudal.config import (
     ParallelConfig,
     SchedulerConfig,
     ServerConfig,
+    WeightsConfig,
 )
 from caudal.errors import ConfigError
 
@@ -66,6 +67,8 @@ GIVEN: dict[str, tuple[Any, type, str, Any]] = {
     "--block-size": ("16", CacheConfig, "block_size", 16),
     "--enable-prefix-caching": (False, CacheConfig, "enable_prefix_caching", False),
     "--threads": ("1", ParallelConfig, "num_threads", 1),
+    "--packed-cache": (False, WeightsConfig, "packed_cache", False),
+    "--packed-cache-dir": ("/srv/packed", WeightsConfig, "packed_cache_dir", Path("/srv/packed")),
     "--profile": ("agent", serve.ServeOptions, "profile", "agent"),
     "--ttft-ms": ("250", serve.ServeOptions, "ttft_ms", 250.0),
     "--tpot-ms": ("25", serve.ServeOptions, "tpot_ms", 25.0),

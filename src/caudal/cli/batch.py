@@ -17,6 +17,7 @@ from caudal.config import (
     ParallelConfig,
     SchedulerConfig,
     ServerConfig,
+    WeightsConfig,
 )
 from caudal.errors import BatchFailedError, ConfigError
 
@@ -72,6 +73,7 @@ def batch(input_file: str, values: dict[type, dict[str, Any]]) -> None:
         cache=CacheConfig(**values[CacheConfig]),
         scheduler=scheduler,
         parallel=ParallelConfig(**values[ParallelConfig]),
+        weights=WeightsConfig(**values[WeightsConfig]),
     )
     with BatchProgress() as shown:
         try:

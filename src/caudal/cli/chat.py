@@ -12,7 +12,7 @@ from caudal.cli.conversation import ChatModel, Conversation, Sampling
 from caudal.cli.flags import Flag, Positional, create_command
 from caudal.cli.serve import DEFAULT_MODEL, MODEL_FLAGS
 from caudal.cli.units import count, nonempty, number
-from caudal.config import CacheConfig, ParallelConfig, SchedulerConfig
+from caudal.config import CacheConfig, ParallelConfig, SchedulerConfig, WeightsConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,7 @@ def _create_model(
         CacheConfig(**values[CacheConfig]),
         SchedulerConfig(ttft_ms=None, tpot_ms=None, **values[SchedulerConfig]),
         ParallelConfig(**values[ParallelConfig]),
+        WeightsConfig(**values[WeightsConfig]),
     )
 
 

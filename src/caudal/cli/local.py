@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from caudal.cli.conversation import Message, Reply, Sampling
-from caudal.config import CacheConfig, ParallelConfig, SchedulerConfig
+from caudal.config import CacheConfig, ParallelConfig, SchedulerConfig, WeightsConfig
 from caudal.llm import LLM
 from caudal.sampling_params import SamplingParams
 
@@ -17,11 +17,22 @@ class LocalModel:
     """Owns an engine in this process."""
 
     def __init__(
-        self, name: str, cache: CacheConfig, scheduler: SchedulerConfig, parallel: ParallelConfig
+        self,
+        name: str,
+        cache: CacheConfig,
+        scheduler: SchedulerConfig,
+        parallel: ParallelConfig,
+        weights: WeightsConfig,
     ) -> None:
         """Load the model, fetched first if needed; raises the errors of both."""
         self.name = name
-        self._llm = LLM(name, cache=cache, scheduler=scheduler, num_threads=parallel.num_threads)
+        self._llm = LLM(
+            name,
+            cache=cache,
+            scheduler=scheduler,
+            num_threads=parallel.num_threads,
+            weights=weights,
+        )
 
     def stream(self, messages: list[Message], sampling: Sampling, reply: Reply) -> Iterator[str]:
         """Pieces of the answer as the steps produce them; fills `reply` at the end."""

@@ -30,6 +30,7 @@ from caudal.config import (
     ParallelConfig,
     SchedulerConfig,
     ServerConfig,
+    WeightsConfig,
     environment_api_keys,
     with_profile,
 )
@@ -70,6 +71,8 @@ MODEL_FLAGS = (
     Flag("--block-size", CacheConfig, "block_size", count(BLOCK_SIZE, BLOCK_SIZE), "N"),
     Flag("--enable-prefix-caching", CacheConfig, "enable_prefix_caching", None),
     Flag("--threads", ParallelConfig, "num_threads", count(1, 1024), "N"),
+    Flag("--packed-cache", WeightsConfig, "packed_cache", None),
+    Flag("--packed-cache-dir", WeightsConfig, "packed_cache_dir", directory, "DIR"),
 )
 
 _SCHEDULER_FLAGS = (
@@ -144,6 +147,7 @@ def serve(model: str, values: Values) -> None:
     configure_logging(ServeOptions(**values[ServeOptions]).log_level)
 
     cache, parallel = CacheConfig(**values[CacheConfig]), ParallelConfig(**values[ParallelConfig])
+    weights = WeightsConfig(**values[WeightsConfig])
 
     from caudal.engine.child import EngineChild
 
@@ -151,7 +155,7 @@ def serve(model: str, values: Values) -> None:
     with EngineChild() as child:
         from caudal.weights.download import resolve_model
 
-        engine = EngineConfig(resolve_model(model), cache, scheduler, parallel)
+        engine = EngineConfig(resolve_model(model), cache, scheduler, parallel, weights)
 
         from caudal.server.run import run_server
 

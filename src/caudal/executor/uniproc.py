@@ -11,13 +11,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caudal.config import EngineConfig, ModelConfig, forced_isa
+from caudal.config import (
+    EngineConfig,
+    ModelConfig,
+    WeightsConfig,
+    cache_dir,
+    forced_isa,
+)
 from caudal.errors import ConfigError
 from caudal.executor.interface import ExecutorInfo
 from caudal.executor.memory_plan import MemoryPlan, plan_memory
 from caudal.models.registry import create_model
 from caudal.ops import create_backend
-from caudal.ops.interface import AttentionSpec, BatchArrays, KVCacheSpec, PlanSpec
+from caudal.ops.interface import (
+    AttentionSpec,
+    Backend,
+    BatchArrays,
+    KVCacheSpec,
+    PackingBackend,
+    PlanSpec,
+)
 from caudal.sampling_params import SamplingParams, StructuredOutputsParams
 from caudal.step_io import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from caudal.structured_output.constraint import ConstraintFactory
@@ -25,6 +38,7 @@ from caudal.structured_output.vocabulary import GrammarVocabulary
 from caudal.weights.gguf import GGUFFile
 from caudal.weights.loader import WeightLoader
 from caudal.weights.model_config import read_model_config
+from caudal.weights.packed_cache import PackedCache, PackedWeights
 from caudal.weights.special_tokens import eog_token_ids
 from caudal.worker.constrained_rows import ConstrainedRows
 from caudal.worker.input_batch import InputBatch
@@ -63,11 +77,13 @@ class UniProcExecutor:
                     memory.max_model_len,
                 )
             backend = create_backend(num_threads=config.parallel.num_threads, isa=forced_isa())
+            packed = _open_packed(config.weights, gguf, backend)
             loader = WeightLoader(
                 gguf.tensors,
                 backend,
                 rank=config.parallel.rank,
                 world_size=config.parallel.world_size,
+                packed=packed,
             )
             eog = eog_token_ids(gguf.metadata)
             self._constrained = _create_constrained_rows(config, eog)
@@ -82,6 +98,8 @@ class UniProcExecutor:
                 load_ms=0.0,
             )
         self._warm_up()
+        if packed is not None:
+            packed.store_in_background()
         self._info = replace(self._info, load_ms=(time.perf_counter() - started) * 1e3)
 
     @property
@@ -131,6 +149,14 @@ class UniProcExecutor:
         if errors:
             raise ArithmeticError(f"the first step failed: {errors['warm-up']}")
         self.execute(SchedulerOutput(step_id=0, finished_request_ids=["warm-up"]))
+
+
+def _open_packed(config: WeightsConfig, gguf: GGUFFile, backend: Backend) -> PackedWeights | None:
+    """The weights as an earlier start packed them, or where to keep those of this one."""
+    if not config.packed_cache or not isinstance(backend, PackingBackend):
+        return None
+    directory = config.packed_cache_dir or cache_dir() / "packed"
+    return PackedCache(directory).open(gguf, backend)
 
 
 def _max_num_logits(config: EngineConfig) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,7 @@ from caudal.ops.cpu_recorder import CpuOps
 from caudal.ops.interface import (
     BatchArrays,
     KVCacheSpec,
+    PackedSegment,
     PlanSpec,
     RawMatrix,
     SamplingArrays,
@@ -100,6 +103,30 @@ class CpuBackend:
         if bias is not None:
             bias = np.ascontiguousarray(bias, dtype=np.float32)
         return self._runtime.pack_linear(matrices, bias, is_sensitive)
+
+    def packed_layout(self) -> str:
+        """Instruction set and checksum of the native module: only it knows its layout."""
+        code = Path(_native.__file__).read_bytes()
+        return f"{self.isa}-{hashlib.sha256(code).hexdigest()}"
+
+    def export_linear(self, weight: _native.LinearWeight) -> list[PackedSegment]:
+        """Views of the weight's memory."""
+        return [PackedSegment(*segment) for segment in weight.segments()]
+
+    def adopt_linear(
+        self,
+        segments: Sequence[PackedSegment],
+        cols: int,
+        bias: NDArray[np.float32] | None = None,
+        *,
+        is_sensitive: bool = False,
+    ) -> _native.LinearWeight:
+        """A weight over exported segments, used where they lie.
+
+        Raises ValueError if sizes or alignment do not fit.
+        """
+        packed = [(s.format, s.rows, s.blocks) for s in segments]
+        return self._runtime.adopt_linear(packed, cols, bias, is_sensitive)
 
     def pack_vector(self, part: RawMatrix) -> NDArray[np.float32]:
         """A norm weight or bias as float32 [size]."""

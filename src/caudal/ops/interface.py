@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,16 @@ LinearWeight: TypeAlias = Any
 
 VectorWeight: TypeAlias = Any
 """A backend's float32 vector, made by `Ops.pack_vector`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSegment:
+    """Rows of a matrix in the layout of the kernels; a weight is one or several of them."""
+
+    format: str
+    """w4, w8, f16 or f32."""
+    rows: int
+    blocks: NDArray[np.uint8]  # [bytes], read-only
 
 
 class RawMatrix(Protocol):
@@ -235,4 +245,28 @@ class Backend(Protocol):
         """Add the rows of `hidden` [rows, features] to `sums` [features], one after the other.
 
         The result depends on the order of all rows, never on how they are cut into calls.
+        """
+
+
+@runtime_checkable
+class PackingBackend(Protocol):
+    """A backend whose packed weights may be kept in a file and used where the file is mapped."""
+
+    def packed_layout(self) -> str:
+        """Names the layout; differs whenever weights packed elsewhere must not be adopted."""
+
+    def export_linear(self, weight: LinearWeight) -> list[PackedSegment]:
+        """Views of a packed matrix's memory."""
+
+    def adopt_linear(
+        self,
+        segments: Sequence[PackedSegment],
+        cols: int,
+        bias: NDArray[np.float32] | None = None,
+        *,
+        is_sensitive: bool = False,
+    ) -> LinearWeight:
+        """The inverse: a weight over exported segments, which it keeps alive.
+
+        Raises ValueError if sizes or alignment do not fit.
         """

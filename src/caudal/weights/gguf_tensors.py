@@ -29,10 +29,21 @@ class GGUFTensor:
     data: npt.NDArray[np.uint8]
     """Read-only view of the mapped file, `nbytes` long."""
 
+    mapping: mmap.mmap | None = None
+    """Where `data` comes from, `offset` bytes behind its start."""
+    offset: int = 0
+
     @property
     def nbytes(self) -> int:
         """Bytes in the file."""
         return self.data.nbytes
+
+    def release(self) -> None:
+        """Take the tensor's pages out of this process's memory; `data` reads them again."""
+        if self.mapping is None or not hasattr(self.mapping, "madvise"):
+            return
+        start = self.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        self.mapping.madvise(mmap.MADV_DONTNEED, start, self.offset + self.nbytes - start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +77,8 @@ def read_tensors(
             info.ggml_type,
             info.dims[::-1],
             np.frombuffer(buffer, np.uint8, count=info.num_bytes, offset=data_start + info.offset),
+            buffer,
+            data_start + info.offset,
         )
         for info in infos.values()
     }
