@@ -39,6 +39,7 @@ class ConstrainedRows:
         bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
         self._penalties = np.where(bits, np.float32(0), np.float32(-np.inf))
         """What a byte of a mask adds to eight logits."""  # [256, 8]
+        self._addend: NDArray[np.float32] = np.zeros((0, 8), np.float32)
 
     def add(self, data: NewRequestData, state: RequestState) -> None:
         """Give a new or returning row its constraint. Raises if the grammar cannot be followed."""
@@ -121,8 +122,12 @@ class ConstrainedRows:
             row.forbidden_ids = np.flatnonzero(allowed == 0).astype(np.int32)
             return
         whole = len(logits) // 8
+        if len(self._addend) != whole:
+            self._addend = np.empty((whole, 8), np.float32)
+        # Two passes of 10 µs each for 50,000 tokens; a boolean index would take 300.
+        np.take(self._penalties, mask_bytes[:whole], axis=0, out=self._addend, mode="clip")
         head = logits[: whole * 8].reshape(whole, 8)
-        head += self._penalties[mask_bytes[:whole]]
+        head += self._addend
         if len(logits) % 8:
             logits[whole * 8 :] += self._penalties[mask_bytes[whole]][: len(logits) % 8]
 
