@@ -49,8 +49,9 @@ _SPECIALS = ("[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "<|python_tag|>")
 
 
 def tool_metadata(family: str) -> dict[str, Any]:
-    """The tiny vocabulary with a template of that family and its marks as special tokens."""
-    metadata = bpe_metadata("smollm")
+    """The tiny vocabulary with a template of that family and its marks as special tokens, which
+    take the place of the last merges."""
+    metadata = bpe_metadata("smollm", num_merges=100 - len(_SPECIALS))
     metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], *_SPECIALS]
     types = [*metadata["tokenizer.ggml.token_type"], *[CONTROL] * len(_SPECIALS)]
     metadata["tokenizer.ggml.token_type"] = types
