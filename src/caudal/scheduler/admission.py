@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from caudal.config import SchedulerConfig
 from caudal.errors import ContextLengthError, InvalidRequestError, OverloadedError, RequestError
+from caudal.scheduler.departures import Departures
 from caudal.scheduler.queues import QueueTotals
 from caudal.scheduler.request import Request
 from caudal.scheduler.stats import TrafficAverages
@@ -87,7 +88,8 @@ class Load:
     prefill_tokens: int
     """Prompt tokens that running requests have still to compute."""
     outputs: list[tuple[int, int]]
-    """Per running request: output tokens so far, and those its limit still allows."""
+    """Per running request: output tokens so far, and those its limit still allows. One that only
+    its limit can end has -1 tokens so far."""
     waiting: QueueTotals
     ahead: QueueTotals = field(default_factory=QueueTotals)
     """The part of `waiting` that is served before the newcomer."""
@@ -98,11 +100,42 @@ class Load:
     now: float = 0.0
 
 
+class LowMark:
+    """Keeps a queue that was full closed until some of it has left.
+
+    When one more leaves is chance, when an eighth has left is not: so a client can be told when to
+    come back, and those who come find room for more than the first of them.
+    """
+
+    def __init__(self, bound: float) -> None:
+        self._low = max(0, math.floor(bound - max(1.0, bound / 8)))
+        self._closed_from: int | None = None
+        """The most important priority that was refused since it was last open."""
+
+    def num_above(self, now: float, excess: float, request: Request) -> float:
+        """How much must leave before `request` may join; `excess` is what exceeds the bound.
+
+        Requests more important than any refused one, and those that yield, are only held to the
+        bound.
+        """
+        if request.is_background:
+            return excess
+        if excess > 0 and (self._closed_from is None or request.priority < self._closed_from):
+            self._closed_from = request.priority
+        if self._closed_from is None or request.priority < self._closed_from:
+            return excess
+        above = max(excess, now - self._low)
+        if above <= 0:
+            self._closed_from = None
+        return above
+
+
 class AdmissionController:
     """Refuses at once what would overfill the queue, and says when to come back.
 
     Requests that find a free seat do not count against the queue: the bound is on those that
-    have to wait. With nothing waiting, any request that can run at all is accepted.
+    have to wait. With nothing waiting, any request that can run at all is accepted. A full queue
+    opens again when an eighth of it has left.
 
     While several tenants wait each can fill an equal share of the queue, even one that others
     have filled; so the queue never holds more than twice its bound.
@@ -120,6 +153,10 @@ class AdmissionController:
         self._averages = averages
         self._max_running = max_running
         self._target_ms = None if config.tpot_ms is None else config.tpot_ms * TARGET_SHARE
+        self._departures = Departures(averages.lengths, max_running)
+        self._requests_mark = LowMark(config.max_queue_requests)
+        self._tokens_mark = LowMark(config.max_queue_tokens)
+        self._ttft_mark = LowMark(config.max_queue_ttft_s * 1e3)
 
     @property
     def max_siblings(self) -> int:
@@ -128,43 +165,59 @@ class AdmissionController:
 
     def check(self, group: Sequence[Request], load: Load) -> OverloadedError | None:
         """Why the requests of one parent cannot queue now, None if they can (all together)."""
-        config, waiting = self._config, load.waiting
-        num_new = len(group)
+        error = self._check_requests(group, load)
+        if error is None and load.waiting.num_requests:
+            error = self._check_tokens(group, load)
+            if error is None and not group[0].is_background:
+                error = self._check_ttft(group[0], load)
+        return error
+
+    def _check_requests(self, group: Sequence[Request], load: Load) -> OverloadedError | None:
+        bound, num_waiting = self._config.max_queue_requests, load.waiting.num_requests
         num_free = max(0, self._max_running - load.num_running)
-        num_excess = waiting.num_requests + num_new - num_free - config.max_queue_requests
-        num_own = load.own.num_requests + num_new
-        if num_excess > 0 and not _is_within_share(num_own, config.max_queue_requests, load):
-            return self._refuse(
-                f"{waiting.num_requests} requests are waiting and the limit is "
-                f"{config.max_queue_requests}",
-                "queue_requests",
-                self._departures_ms(num_excess, num_excess, load),
-            )
-        if waiting.num_requests == 0:
+        num_excess = num_waiting + len(group) - num_free - bound
+        num_own = load.own.num_requests + len(group)
+        if _is_within_share(num_own, bound, load) and not group[0].is_background:
             return None
-        num_tokens = sum(len(request.token_ids) for request in group)
-        num_excess = waiting.num_tokens + num_tokens - config.max_queue_tokens
-        num_own = load.own.num_tokens + num_tokens
-        if num_excess > 0 and not _is_within_share(num_own, config.max_queue_tokens, load):
-            num_leaving = math.ceil(num_excess * waiting.num_requests / waiting.num_tokens)
-            return self._refuse(
-                f"{waiting.num_tokens} prompt tokens are waiting and the limit is "
-                f"{config.max_queue_tokens}",
-                "queue_tokens",
-                self._departures_ms(num_leaving, num_leaving - num_free, load),
-            )
-        if group[0].is_background:
+        num_above = self._requests_mark.num_above(num_waiting, num_excess, group[0])
+        if num_above <= 0:
             return None
-        ttft_ms = self.predicted_ttft_ms(len(group[0].token_ids), load)
-        excess_ms = ttft_ms - config.max_queue_ttft_s * 1e3
-        if excess_ms > 0:
-            return self._refuse(
-                f"the first token would take about {ttft_ms / 1e3:.0f} s and the limit is "
-                f"{config.max_queue_ttft_s:g} s",
-                "queue_ttft",
-                excess_ms,
-            )
-        return self._check_deadline(group[0], ttft_ms, load)
+        return self._refuse(
+            f"{num_waiting} requests are waiting and the limit is {bound}",
+            "queue_requests",
+            self._departures_ms(math.ceil(num_above), math.ceil(num_above), load),
+        )
+
+    def _check_tokens(self, group: Sequence[Request], load: Load) -> OverloadedError | None:
+        bound, waiting = self._config.max_queue_tokens, load.waiting
+        num_new = sum(len(request.token_ids) for request in group)
+        num_excess = waiting.num_tokens + num_new - bound
+        if _is_within_share(load.own.num_tokens + num_new, bound, load):
+            return None
+        num_above = self._tokens_mark.num_above(waiting.num_tokens, num_excess, group[0])
+        if num_above <= 0:
+            return None
+        num_free = max(0, self._max_running - load.num_running)
+        # Half a request more: the last to leave is rarely of just the right size.
+        num_leaving = math.ceil(num_above * waiting.num_requests / waiting.num_tokens + 0.5)
+        return self._refuse(
+            f"{waiting.num_tokens} prompt tokens are waiting and the limit is {bound}",
+            "queue_tokens",
+            self._departures_ms(num_leaving, num_leaving - num_free, load),
+        )
+
+    def _check_ttft(self, request: Request, load: Load) -> OverloadedError | None:
+        bound_ms = self._config.max_queue_ttft_s * 1e3
+        ttft_ms = self.predicted_ttft_ms(len(request.token_ids), load)
+        above_ms = self._ttft_mark.num_above(ttft_ms, ttft_ms - bound_ms, request)
+        if above_ms <= 0:
+            return self._check_deadline(request, ttft_ms, load)
+        return self._refuse(
+            f"the first token would take about {ttft_ms / 1e3:.0f} s and the limit is "
+            f"{bound_ms / 1e3:g} s",
+            "queue_ttft",
+            above_ms,
+        )
 
     def _check_deadline(
         self, request: Request, ttft_ms: float, load: Load
@@ -210,21 +263,19 @@ class AdmissionController:
         """Predicted milliseconds until so many running requests have ended."""
         if num_seats <= 0:
             return 0.0
-        mean = self._averages.output_tokens
-        token_ms = self._averages.output_token_ms or self._decode_ms(load)
-        # One that is past the mean length may go on for a while, up to its limit.
-        lefts = [min(limit, max(mean - done, mean / 4)) for done, limit in load.outputs]
-        # Free seats go to those ahead in the queue, from their first token on.
-        lefts += [mean] * (self._max_running - len(lefts))
-        lefts.sort()
-        rounds, index = divmod(num_seats - 1, len(lefts))
-        return (lefts[index] + rounds * mean) * token_ms
+        averages = self._averages
+        token_ms = averages.output_token_ms or self._decode_ms(load)
+        mean = averages.output_tokens
+        return token_ms * self._departures.steps_until(num_seats, load.outputs, mean)
 
     def _departures_ms(self, num_leaving: int, num_seats: int, load: Load) -> float:
         """Predicted time until `num_leaving` have left the queue, for which seats must free."""
         mean_tokens = load.waiting.num_tokens / max(1, load.waiting.num_requests)
         prefill_ms = mean_tokens * self._averages.miss_ratio * self._prefill_ms_per_token(load)
-        return max(num_leaving * prefill_ms, self._seats_ms(num_seats, load))
+        # A seat that is free is taken when the next step is planned.
+        return max(num_leaving * prefill_ms, self._seats_ms(num_seats, load)) + self._decode_ms(
+            load
+        )
 
     def _refuse(self, what: str, reason: str, wait_ms: float) -> OverloadedError:
         retry_after_s = max(MIN_RETRY_AFTER_S, wait_ms / 1e3)

@@ -420,7 +420,9 @@ class Scheduler:
         for request in running:
             num_known = len(request.token_ids)
             num_output = num_known - request.num_prompt_tokens
-            load.outputs.append((num_output, request.max_total_tokens - num_known))
+            can_stop = bool(request.stop_token_ids)
+            num_left = request.max_total_tokens - num_known
+            load.outputs.append((num_output if can_stop else -1, num_left))
             if num_known - request.num_computed_tokens > 1:
                 load.prefill_tokens += num_known - request.num_computed_tokens
             else:

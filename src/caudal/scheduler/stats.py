@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from caudal.scheduler.departures import AnswerLengths
 from caudal.scheduler.output import FinishReason
 
 
@@ -44,6 +45,7 @@ class TrafficAverages:
     """Length of an output; a guess before any request has ended by itself."""
     output_token_ms: float | None = None
     """Time from the first step to the end, per output token; None before any has ended."""
+    lengths: AnswerLengths = field(default_factory=AnswerLengths)
 
     def note_start(self, num_prompt_tokens: int, num_hit_tokens: int) -> None:
         """A request has started, with part of its prompt cached."""
@@ -54,12 +56,8 @@ class TrafficAverages:
 
     def note_end(self, residence_s: float, num_output_tokens: int) -> None:
         """A request has ended by itself (not aborted, not failed) with some output."""
-        token_ms = residence_s * 1e3 / num_output_tokens
-        if self.output_token_ms is None:
-            self.output_tokens, self.output_token_ms = float(num_output_tokens), token_ms
-            return
-        self.output_tokens += AVERAGE_RATE * (num_output_tokens - self.output_tokens)
-        self.output_token_ms += AVERAGE_RATE * (token_ms - self.output_token_ms)
+        self.lengths.add(num_output_tokens, residence_s * 1e3)
+        self.output_tokens, self.output_token_ms = self.lengths.mean, self.lengths.token_ms
 
 
 @dataclass(frozen=True, slots=True)
