@@ -7,6 +7,7 @@ import time
 from msgspec.structs import replace
 
 from caudal.errors import ContextLengthError, InvalidRequestError
+from caudal.sampling_params import StructuredOutputsParams
 from caudal.server.body import BodyDecoder
 from caudal.server.conversation import PreparedChat, prepare_chat
 from caudal.server.endpoint import ApiRoute
@@ -16,6 +17,7 @@ from caudal.server.generation.chat_answer import ChatAnswerWriter
 from caudal.server.generation.plan import GenerationPlan, Prompt, fit_max_tokens
 from caudal.server.generation.serve import serve_generation
 from caudal.server.model import ServedModel
+from caudal.server.parsers.output_parser import OutputRules
 from caudal.server.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from caudal.server.protocol.unsupported import CHAT_UNSUPPORTED
 from caudal.server.state import AppState
@@ -66,17 +68,7 @@ async def plan_chat(
     stream = stream_format(body)
     form = await required_form(state, body)
     chat = await prepare_chat(state, model, body)
-    output = chat.output
-    if chat.constraint is not None:
-        await check_form(state, chat.constraint, "tools")
-        form = chat.constraint
-    elif form is not None:
-        combined = with_calls(form, chat.tools, chat.output)
-        if combined is None:
-            form, output = form_of_chat(form, chat.output)
-        else:
-            await check_form(state, combined, "tools")
-            form = combined
+    form, output = await _form_and_output(state, chat, form)
     sampling = replace(sampling, structured_outputs=form)
     return GenerationPlan(
         request_id=state.create_request_id(id_prefix),
@@ -94,6 +86,19 @@ async def plan_chat(
         service_tier=body.service_tier,
         timeout_s=body.timeout,
     )
+
+
+async def _form_and_output(
+    state: AppState, chat: PreparedChat, form: StructuredOutputsParams | None
+) -> tuple[StructuredOutputsParams | None, OutputRules | None]:
+    """The form of the whole answer, calls included, and what its parser looks for."""
+    with_tools = chat.constraint
+    if with_tools is None and form is not None:
+        with_tools = with_calls(form, chat.tools, chat.output)
+    if with_tools is not None:
+        await check_form(state, with_tools, "tools")
+        return with_tools, chat.output
+    return (None, chat.output) if form is None else form_of_chat(form, chat.output)
 
 
 def _max_tokens(body: ChatCompletionRequest) -> int | None:
