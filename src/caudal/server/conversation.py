@@ -8,7 +8,7 @@ from typing import Any
 
 from caudal.errors import InvalidRequestError
 from caudal.sampling_params import StructuredOutputsParams
-from caudal.server.dialect import Dialect, call_id, resolve_dialect, without_tool_roles
+from caudal.server.dialect import Dialect, call_id, dialect_of, without_tool_roles
 from caudal.server.messages import (
     generation_prompt_flags,
     num_chars_of,
@@ -48,7 +48,7 @@ async def prepare_chat(
 
     Raises InvalidRequestError naming the field, or for a length that is absurd.
     """
-    dialect = resolve_dialect(state.config, model.chat_template.source)
+    dialect = dialect_of(state.config, model)
     is_parallel = body.parallel_tool_calls is not False
     tools = resolve_tools(body.tools, body.tool_choice, is_parallel=is_parallel)
     chat = _conversation(state, body, dialect, tools)

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from caudal.config import ServerConfig
 from caudal.server.parsers.reasoning import (
@@ -17,6 +17,9 @@ from caudal.server.parsers.reasoning import (
 )
 from caudal.server.parsers.tool_formats import TOOL_FORMATS, ToolFormat, detect_tool_format
 from caudal.server.tools import ToolUse, function_entry
+
+if TYPE_CHECKING:
+    from caudal.server.model import ServedModel
 
 _TOOLS_VARIABLE = re.compile(r"\{%[^%]*\btools\b|\{\{[^}]*\btools\b")
 
@@ -41,6 +44,13 @@ def resolve_dialect(config: ServerConfig, template: str | None) -> Dialect:
         reasoning = detect_reasoning_format(template)
     has_native_tools = _TOOLS_VARIABLE.search(template or "") is not None
     return Dialect(format, reasoning, has_native_tools)
+
+
+def dialect_of(config: ServerConfig, model: ServedModel) -> Dialect:
+    """The dialect of `model`, looked up once."""
+    if model.dialect is None:
+        model.dialect = resolve_dialect(config, model.chat_template.source)
+    return model.dialect
 
 
 def without_tool_roles(

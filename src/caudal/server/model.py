@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from caudal.sampling_params import Pooling
+from caudal.server.dialect import Dialect
 from caudal.tokenizer.chat_template import ChatTemplate
 from caudal.tokenizer.gguf_tokenizer import Tokenizer
 
@@ -28,6 +29,8 @@ class ServedModel:
     facts: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     """The file's metadata but for arrays and the chat template."""
     created: int = field(default_factory=lambda: int(time.time()))
+    dialect: Dialect | None = None
+    """How it writes calls and reasoning; None: not looked up yet."""
     _max_token_bytes: int = 0
 
     @property

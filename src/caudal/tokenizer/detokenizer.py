@@ -40,14 +40,13 @@ class IncrementalDetokenizer:
         skip_special: bool = True,
         initial_ids: Iterable[int] = (),
         min_tokens: int = 0,
-        shown_ids: frozenset[int] = frozenset(),
     ) -> None:
         """`initial_ids` are what the text continues; without any, the space that a SentencePiece
         vocabulary puts before a text is left out. Stop strings count from text after the first
-        `min_tokens` tokens. Special tokens in `shown_ids` are text even with `skip_special`."""
+        `min_tokens` tokens."""
         self._piece = tokenizer.piece
         self._skip_special = skip_special
-        self._shown_ids = shown_ids
+        self._shown_ids: frozenset[int] = frozenset()
         self._include_stop = include_stop
         self._stop = [text for text in stop if text]
         self._stop_after = min_tokens
@@ -61,6 +60,10 @@ class IncrementalDetokenizer:
         )
         self.num_tokens = 0
         self.stopped_by: str | None = None
+
+    def show_special(self, token_ids: frozenset[int]) -> None:
+        """From now on these special tokens are text even with `skip_special`."""
+        self._shown_ids = token_ids
 
     def push(self, token_ids: Sequence[int], *, final: bool = False) -> DetokenizedDelta:
         """Text that `token_ids` complete; with `final`, all that is held back too.

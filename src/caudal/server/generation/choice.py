@@ -71,8 +71,8 @@ class Choice:
             skip_special=rules.skip_special_tokens,
             initial_ids=self.prompt.token_ids,
             min_tokens=plan.sampling.min_tokens,
-            shown_ids=rules.shown_token_ids,
         )
+        self._detokenizer.show_special(rules.shown_token_ids)
 
     @property
     def outcome(self) -> str:

@@ -7,7 +7,7 @@ import time
 from caudal.errors import InvalidRequestError
 from caudal.server.body import BodyDecoder
 from caudal.server.conversation import prepare_chat
-from caudal.server.dialect import resolve_dialect
+from caudal.server.dialect import dialect_of
 from caudal.server.endpoint import ApiRoute
 from caudal.server.errors import renamed_params
 from caudal.server.exchange import Exchange
@@ -74,7 +74,7 @@ async def count_message_tokens(state: AppState, exchange: Exchange) -> None:
 def _check_thinking(state: AppState, model: ServedModel, body: MessagesRequest) -> None:
     if body.thinking is None or body.thinking.type != "enabled":
         return
-    if resolve_dialect(state.config, model.chat_template.source).reasoning is None:
+    if dialect_of(state.config, model).reasoning is None:
         raise _error("thinking", "this model does not reason", code="unsupported")
 
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from caudal.errors import InvalidRequestError
 from caudal.server.body import BodyDecoder
-from caudal.server.dialect import resolve_dialect
+from caudal.server.dialect import dialect_of
 from caudal.server.endpoint import ApiRoute, Handler
 from caudal.server.errors import renamed_params
 from caudal.server.exchange import Exchange
@@ -159,7 +159,7 @@ def _thinking(
             param="think",
             code="invalid_value",
         )
-    if think and resolve_dialect(state.config, model.chat_template.source).reasoning is None:
+    if think and dialect_of(state.config, model).reasoning is None:
         raise InvalidRequestError(
             f"think: {model.name!r} does not support thinking.", param="think", code="unsupported"
         )

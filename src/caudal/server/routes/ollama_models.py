@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from caudal.server.body import BodyDecoder
-from caudal.server.dialect import resolve_dialect
+from caudal.server.dialect import dialect_of
 from caudal.server.endpoint import ApiRoute, Handler
 from caudal.server.exchange import Exchange
 from caudal.server.generation.ollama_answer import ollama_error_body, rfc3339
@@ -83,7 +83,7 @@ async def ollama_show(state: AppState, exchange: Exchange) -> None:
 def _capabilities(state: AppState, model: ServedModel) -> list[str]:
     if model.chat_template.error is not None:
         return ["completion"]
-    dialect = resolve_dialect(state.config, model.chat_template.source)
+    dialect = dialect_of(state.config, model)
     return ["completion", "tools", *(["thinking"] if dialect.reasoning else [])]
 
 
