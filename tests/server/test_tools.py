@@ -209,6 +209,18 @@ async def test_one_call_at_most_where_calls_may_not_be_parallel() -> None:
         await served.check_idle()
 
 
+async def test_one_call_at_most_where_the_template_takes_no_more() -> None:
+    setup = tool_setup("llama3_json", written("llama3_json", *CALLS))
+    assert setup.metadata is not None
+    setup.metadata["tokenizer.chat_template"] += (
+        "{% if false %}{{ raise_exception('This model only supports single tool-calls at once!') }}"
+        "{% endif %}"
+    )
+    async with in_process(setup) as served:
+        answer = await both(served, tools=TOOLS)
+    assert [call["name"] for call in answer["tool_calls"]] == ["add"]
+
+
 async def test_text_streams_while_it_cannot_become_a_call() -> None:
     """B37, B41: nothing but the beginning of a mark waits."""
     async with in_process(tool_setup("hermes", "a < b, <tool> and <tool_call")) as served:

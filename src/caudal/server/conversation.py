@@ -49,7 +49,7 @@ async def prepare_chat(
     Raises InvalidRequestError naming the field, or for a length that is absurd.
     """
     dialect = dialect_of(state.config, model)
-    is_parallel = body.parallel_tool_calls is not False
+    is_parallel = body.parallel_tool_calls is not False and dialect.is_parallel
     tools = resolve_tools(body.tools, body.tool_choice, is_parallel=is_parallel)
     chat = _conversation(state, body, dialect, tools)
     num_chars = num_chars_of(chat.messages) + num_chars_of(chat.tools)

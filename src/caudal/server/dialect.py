@@ -34,6 +34,8 @@ class Dialect:
     reasoning: ReasoningFormat | None
     has_native_tools: bool
     """Whether the chat template itself shows tools, calls and results."""
+    is_parallel: bool = True
+    """Whether the chat template accepts several calls in one message."""
 
 
 def resolve_dialect(config: ServerConfig, template: str | None) -> Dialect:
@@ -43,7 +45,9 @@ def resolve_dialect(config: ServerConfig, template: str | None) -> Dialect:
     if config.reasoning_parser == "auto":
         reasoning = detect_reasoning_format(template)
     has_native_tools = _TOOLS_VARIABLE.search(template or "") is not None
-    return Dialect(format, reasoning, has_native_tools)
+    # So Llama's templates say why they refuse a message with two calls.
+    is_parallel = "only supports single tool-calls" not in (template or "")
+    return Dialect(format, reasoning, has_native_tools, is_parallel)
 
 
 def dialect_of(config: ServerConfig, model: ServedModel) -> Dialect:
