@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -143,6 +145,10 @@ MODEL = Positional("model", DEFAULT_MODEL, "A known name, a hub id, or the path 
 
 def serve(model: str, values: Values) -> None:
     """Serve MODEL to many users at once over the OpenAI API."""
+    # While everything loads the collector would only walk it; the server turns it on when ready.
+    gc.disable()
+    # Nothing here multiplies matrices with NumPy, whose threads would spin beside the engine's.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     server, scheduler = build_server_config(model, values), build_scheduler_config(values)
     configure_logging(ServeOptions(**values[ServeOptions]).log_level)
 

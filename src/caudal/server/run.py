@@ -206,14 +206,17 @@ def _become_ready(spec: ServeSpec, state: AppState, listener: socket.socket) -> 
 def _warm_up(state: AppState) -> None:
     """Do what the first chat and the first scrape would wait for; runs in a thread."""
     assert state.model is not None
-    state.exposition()
-    importlib.import_module("caudal.server.router")
-    if state.model.chat_template.error is None:
-        message = {"role": "user", "content": "hi"}
-        with contextlib.suppress(CaudalError):
-            state.model.tokenizer.encode_prompt(state.model.chat_template.render([message]))
-    # Everything made so far stays: keep the collector from walking it during requests.
-    gc.freeze()
+    try:
+        state.exposition()
+        importlib.import_module("caudal.server.router")
+        if state.model.chat_template.error is None:
+            message = {"role": "user", "content": "hi"}
+            with contextlib.suppress(CaudalError):
+                state.model.tokenizer.encode_prompt(state.model.chat_template.render([message]))
+    finally:
+        # Everything made so far stays: keep the collector from walking it during requests.
+        gc.freeze()
+        gc.enable()
 
 
 def _announce(spec: ServeSpec, state: AppState, listener: socket.socket) -> None:

