@@ -113,9 +113,9 @@ def fill_kv_cache(url: str, num_tokens: int) -> None:
         list(pool.map(ask, range(-(-num_tokens // 480))))  # a word and its space: two tokens
 
 
-def measure_memory(model: str, flags: list[str]) -> dict[str, float]:
+def measure_memory(model: str, flags: list[str], kv_mib: int = KV_MIB) -> dict[str, float]:
     """MiB: peak of each process, the plan, and what is above weights and KV cache."""
-    with started(model, [*flags, "--kv-cache-memory", f"{KV_MIB}MiB"]) as server:
+    with started(model, [*flags, "--kv-cache-memory", f"{kv_mib}MiB"]) as server:
         held = re.search(r"KV cache holds ([\d,]+) tokens", server.log.read_text())
         assert held is not None
         fill_kv_cache(server.url, int(held[1].replace(",", "")))

@@ -145,3 +145,16 @@ def test_command_line_starts_without_the_heavy_packages() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_server_is_ready_without_the_packages_that_it_rarely_needs() -> None:
+    """Each of these takes from 30 to 300 ms of every start; they are loaded on first use."""
+    heavy = ("typer", "rich", "starlette", "pydantic", "huggingface_hub", "prometheus_client")
+    code = (
+        "import sys, caudal.cli.serve, caudal.weights.download, caudal.engine.zmq_client;"
+        "import caudal.server.lifecycle, caudal.server.app, caudal.server.http_server;"
+        "import caudal.server.loading, caudal.engine.process;"
+        f"print([m for m in {heavy!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
