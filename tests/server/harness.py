@@ -17,6 +17,7 @@ from caudal.config import ServerConfig
 from caudal.server.app import create_app
 from caudal.server.http_server import HttpServer
 from caudal.server.model import ServedModel
+from caudal.server.probes import Probes
 from caudal.server.run import bind
 from caudal.server.state import AppState, ServerLimits
 from caudal.tokenizer.chat_template import ChatTemplate
@@ -208,7 +209,7 @@ async def on_loopback(setup: Setup | None = None) -> AsyncIterator[Served]:
         access_log=False,
         timeout_graceful_shutdown=1,
     )
-    server = HttpServer(config, listener, backlog=4096)
+    server = HttpServer(config, listener, Probes(state).answer, backlog=4096)
     serving = asyncio.create_task(server.serve())
     port = listener.getsockname()[1]
     async with asyncio.timeout(5):

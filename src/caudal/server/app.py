@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from caudal.server.auth import ApiKeyGuard
 from caudal.server.endpoint import ApiRoute, Endpoint
-from caudal.server.errors import ErrorEncoder, error_body
+from caudal.server.errors import ErrorEncoder, HeadTooLargeError, error_body
 from caudal.server.exchange import Exchange, Receive, Scope, Send
 from caudal.server.routes import (
     batches,
@@ -48,6 +48,8 @@ ROUTES: tuple[ApiRoute, ...] = (
 )
 """Every operation; a new API family adds its file's ROUTES here."""
 
+MAX_HEADERS = 128
+
 EXPOSED_HEADERS = (
     *("x-request-id", "retry-after", "retry-after-ms"),
     *(
@@ -83,6 +85,9 @@ class CaudalApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            if len(scope["headers"]) > MAX_HEADERS:
+                await _refuse_headers(Exchange(scope, receive, send))
+                return
             if self._guard is not None and not self._guard.admits(scope):
                 encode = _ENCODERS.get(scope["path"], error_body)
                 await self._guard.refuse(Exchange(scope, receive, send, encode))
@@ -101,6 +106,12 @@ class CaudalApp:
                 self._endpoints, _ENCODERS, needs_key=self._guard is not None
             )
         return self._router
+
+
+async def _refuse_headers(exchange: Exchange) -> None:
+    number = len(exchange.scope["headers"])
+    error = HeadTooLargeError(f"At most {MAX_HEADERS} headers, got {number}.", code="invalid_http")
+    await exchange.respond_error(error)
 
 
 def create_app(state: AppState) -> ASGIApp:

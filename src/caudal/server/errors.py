@@ -58,6 +58,12 @@ class UnsupportedMediaTypeError(RequestError):
     status = 415
 
 
+class HeadTooLargeError(RequestError):
+    """The request has too many headers (HTTP 431)."""
+
+    status = 431
+
+
 class BodyTimeoutError(RequestError):
     """The client did not send its body in time (HTTP 408)."""
 
@@ -111,7 +117,7 @@ def error_headers(error: RequestError) -> Headers:
         return [(b"retry-after", b"1")]
     if isinstance(error, AuthenticationError):
         return [(b"www-authenticate", b"Bearer")]
-    if isinstance(error, PayloadTooLargeError | BodyTimeoutError):
+    if isinstance(error, PayloadTooLargeError | BodyTimeoutError | HeadTooLargeError):
         return CLOSE
     return []
 

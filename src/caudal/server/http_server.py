@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 
 from caudal.server.acceptor import Acceptor
+from caudal.server.http_protocol import BoundedHttpProtocol
+from caudal.server.probes import ProbeAnswer
 
 
 class HttpServer(uvicorn.Server):
@@ -20,13 +22,16 @@ class HttpServer(uvicorn.Server):
         self,
         config: uvicorn.Config,
         listener: socket.socket,
+        answer_probe: Callable[[bytes], ProbeAnswer | None],
         *,
         backlog: int,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """`tls` None: plain HTTP."""
         super().__init__(config)
-        self._acceptor = Acceptor(listener, self._create_protocol, backlog=backlog, tls=tls)
+        self._acceptor = Acceptor(
+            listener, self._create_protocol, answer_probe, backlog=backlog, tls=tls
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -44,7 +49,7 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets=[])
 
     def _create_protocol(self) -> asyncio.Protocol:
-        return self.config.http_protocol_class(  # type: ignore[call-arg]
+        return BoundedHttpProtocol(
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,

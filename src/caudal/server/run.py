@@ -171,6 +171,7 @@ def _create_http_server(state: AppState, entrance: Entrance) -> uvicorn.Server:
 
     from caudal.server.app import create_app
     from caudal.server.http_server import HttpServer
+    from caudal.server.probes import Probes
 
     config = uvicorn.Config(
         create_app(state),
@@ -185,7 +186,8 @@ def _create_http_server(state: AppState, entrance: Entrance) -> uvicorn.Server:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
     )
-    return HttpServer(config, entrance.listener, backlog=BACKLOG, tls=entrance.tls)
+    answer_probe = Probes(state).answer
+    return HttpServer(config, entrance.listener, answer_probe, backlog=BACKLOG, tls=entrance.tls)
 
 
 async def _shut_down(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:

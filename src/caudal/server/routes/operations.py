@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from caudal.server.endpoint import ApiRoute
 from caudal.server.exchange import Exchange
+from caudal.server.probes import probe_status
 from caudal.server.protocol.models import Status, Version
 from caudal.server.state import AppState
 from caudal.server.version import caudal_version
@@ -11,22 +12,22 @@ from caudal.server.version import caudal_version
 
 async def live(state: AppState, exchange: Exchange) -> None:
     """200 as long as the event loop turns."""
-    await exchange.respond(b'{"status":"live"}')
+    await _probe(state, exchange, "/live")
 
 
 async def health(state: AppState, exchange: Exchange) -> None:
     """200 while the engine answers; also during a drain."""
-    await _probe(exchange, is_good=state.engine.is_ready, good=b"healthy", bad=b"unhealthy")
+    await _probe(state, exchange, "/health")
 
 
 async def ready(state: AppState, exchange: Exchange) -> None:
     """200 once a real step has run and while new requests are taken."""
-    await _probe(exchange, is_good=state.is_ready, good=b"ready", bad=b"not ready")
+    await _probe(state, exchange, "/ready")
 
 
-async def _probe(exchange: Exchange, *, is_good: bool, good: bytes, bad: bytes) -> None:
-    word = good if is_good else bad
-    await exchange.respond(b'{"status":"' + word + b'"}', status=200 if is_good else 503)
+async def _probe(state: AppState, exchange: Exchange, path: str) -> None:
+    status, body = probe_status(state, path)
+    await exchange.respond(body, status=status)
 
 
 async def version(state: AppState, exchange: Exchange) -> None:

@@ -1,0 +1,182 @@
+"""Checks an overloaded server: are refusals honest, and are health probes answered in time?
+
+    python benchmarks/overload.py retry [--model smollm2-135m] [--rounds 5] [-- flags of serve]
+    python benchmarks/overload.py probes [--requests 1280] [--rounds 3] [-- flags of serve]
+
+`retry` fills the queue until a request is refused, asks again and again until one is admitted, and
+compares that time with what the refusal said (`Retry-After-Ms`). `probes` sends many requests at
+once and measures the answers of /live, /ready and /health meanwhile, each on a new connection.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.serve_vs_peer import caudal_server, describe_machine
+from benchmarks.workloads import make_text
+
+PROBES = ("/live", "/ready", "/health")
+MAX_WAIT_S = 120.0
+POLL_S = 0.02
+
+
+def completion(rng: random.Random, num_words: int, **fields: Any) -> dict[str, Any]:
+    """A request whose answer ends by its limit."""
+    body = {"prompt": make_text(rng, num_words), "temperature": 0, "ignore_eos": True}
+    return {**body, **fields}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What a refused client was told, and what was true."""
+
+    told_s: float
+    waited_s: float
+
+
+async def _fill(session: aiohttp.ClientSession, rng: random.Random) -> tuple[set[Any], float]:
+    """Send requests until one is refused; returns those in flight, and the time that was told."""
+    running: set[asyncio.Task[float | None]] = set()
+    while True:
+        body = completion(rng, rng.randint(20, 100), max_tokens=rng.randint(20, 120))
+        task = asyncio.create_task(_send(session, body))
+        running.add(task)
+        await asyncio.sleep(0.001)
+        for done in [task for task in running if task.done()]:
+            running.discard(done)
+            told_s = done.result()
+            if told_s is not None:
+                return running, told_s
+
+
+async def _send(session: aiohttp.ClientSession, body: dict[str, Any]) -> float | None:
+    """The time to retry of a refused request, None for an answer."""
+    async with session.post("/v1/completions", json=body) as response:
+        await response.read()
+        if response.status != 429:
+            return None
+        return float(response.headers["retry-after-ms"]) / 1e3
+
+
+async def _admitted(session: aiohttp.ClientSession, body: dict[str, Any]) -> bool:
+    """Whether a stream opens: its status is sent when the request is admitted."""
+    async with session.post("/v1/completions", json={**body, "stream": True}) as response:
+        return response.status == 200
+
+
+async def measure_retry(url: str, num_rounds: int) -> list[Refusal]:
+    """One refusal per round, on a queue that nobody else fills meanwhile."""
+    rng = random.Random(0)
+    refusals: list[Refusal] = []
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(url, connector=connector) as session:
+        for number in range(num_rounds + 1):
+            running, told_s = await _fill(session, rng)
+            started = time.perf_counter()
+            body = completion(rng, 60, max_tokens=1)
+            while not await _admitted(session, body):
+                assert time.perf_counter() - started < MAX_WAIT_S
+                await asyncio.sleep(POLL_S)
+            if number:  # the first one teaches the server what answers are like
+                refusals.append(Refusal(told_s, time.perf_counter() - started))
+            await asyncio.gather(*running)
+    return refusals
+
+
+def print_refusals(refusals: list[Refusal]) -> None:
+    """A table of times and ratios."""
+    print("| told (s) | true (s) | told / true |\n|---|---|---|")
+    for refusal in refusals:
+        ratio = refusal.told_s / refusal.waited_s
+        print(f"| {refusal.told_s:.2f} | {refusal.waited_s:.2f} | {ratio:.2f} |")
+    ratios = [refusal.told_s / refusal.waited_s for refusal in refusals]
+    num_true = sum(0.7 <= ratio <= 1.3 for ratio in ratios)
+    print(f"\nmedian ratio {statistics.median(ratios):.2f}; within 30 %: {num_true}/{len(ratios)}")
+
+
+def _flood(url: str, num_requests: int, start_at: float) -> None:
+    """Another process: open all connections, then send everything at once, and read the answers."""
+
+    async def run() -> None:
+        rng = random.Random(1)
+        bodies = [completion(rng, 100, max_tokens=16) for _ in range(num_requests)]
+        connector = aiohttp.TCPConnector(limit=0)
+        timeout = aiohttp.ClientTimeout(total=300)
+        async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as session:
+
+            async def post(body: dict[str, Any]) -> None:
+                async with session.post("/v1/completions", data=json.dumps(body)) as response:
+                    await response.read()
+
+            for body in bodies:
+                body["max_tokens"] = 16
+            await asyncio.sleep(max(0.0, start_at - time.time()))
+            headers = {"content-type": "application/json"}
+            session.headers.update(headers)
+            await asyncio.gather(*(post(body) for body in bodies))
+
+    asyncio.run(run())
+
+
+async def measure_probes(url: str, num_requests: int) -> list[float]:
+    """Seconds that each probe took while so many requests arrived."""
+    start_at = time.time() + 3.0
+    flood = get_context("spawn").Process(target=_flood, args=(url, num_requests, start_at))
+    flood.start()
+    host, port = url.removeprefix("http://").split(":")
+    times: list[float] = []
+    await asyncio.sleep(max(0.0, start_at - time.time()))
+    while flood.is_alive():
+        for path in PROBES:
+            started = time.perf_counter()
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+            status = await reader.readline()
+            times.append(time.perf_counter() - started)
+            assert b" 200 " in status, status
+            writer.close()
+        await asyncio.sleep(0.02)
+    flood.join()
+    return times
+
+
+def main() -> None:
+    """Start a server, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("what", choices=("retry", "probes"))
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=1280)
+    parser.add_argument("flags", nargs="*", help="flags of caudal serve, after --")
+    args = parser.parse_args()
+    flags = list(args.flags)
+    if args.what == "retry" and "--max-queue-requests" not in flags:
+        flags += ["--max-queue-requests", "64"]
+    print(describe_machine())
+    with caudal_server(args.model, flags) as url:
+        if args.what == "retry":
+            print_refusals(asyncio.run(measure_retry(url, args.rounds)))
+            return
+        for _ in range(args.rounds):
+            times = sorted(asyncio.run(measure_probes(url, args.requests)))
+            p99 = times[int(0.99 * (len(times) - 1))]
+            print(f"{len(times)} probes: p50 {times[len(times) // 2] * 1e3:.0f} ms, "
+                  f"p99 {p99 * 1e3:.0f} ms, worst {times[-1] * 1e3:.0f} ms")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
