@@ -26,9 +26,9 @@ struct Worker {
 void barrier(Worker&);
 // Claim the next task number 0, 1, 2 … since the last barrier.
 int64_t next_task(Worker&);
-// Claim one of `count` tasks, or -1: every second thread claims from the end. Where tasks follow the
-// order of tokens, threads so keep to the tokens whose activations they made themselves, and yet
-// none waits for another. Not to be mixed with next_task between two barriers.
+// Claim one of `count` tasks, or -1. Every thread has a share of neighbouring tasks that it takes in
+// order, so that it reads memory in order and keeps to the tokens whose activations it made itself;
+// when its share is done it takes tasks from the end of others' shares.
 int64_t claim_task(Worker&, int64_t count);
 
 constexpr int kBlockSize = 16;  // tokens per KV block

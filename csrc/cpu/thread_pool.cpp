@@ -79,14 +79,20 @@ class Team {
   void start(int count) {
     count_ = count;
     next_.store(0, std::memory_order_relaxed);
+    for (int i = 0; i < count; ++i) {
+      for (auto& claimed : shares_[i].claimed) claimed.store(0, std::memory_order_relaxed);
+    }
   }
 
-  void barrier() {
+  void barrier(int index) {
     if (count_ == 1) {
       next_.store(0, std::memory_order_relaxed);
+      shares_[0].claimed[phase()].store(0, std::memory_order_relaxed);
       return;
     }
     const uint32_t generation = generation_.load(std::memory_order_relaxed);
+    // Nobody claims from the other phase's counter before all have arrived.
+    shares_[index].claimed[1 - phase()].store(0, std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_) {
       arrived_.store(0, std::memory_order_relaxed);
       next_.store(0, std::memory_order_relaxed);
@@ -105,18 +111,34 @@ class Team {
     return next_.fetch_add(1, std::memory_order_relaxed);
   }
 
-  // Low half: claims from the front, high half: claims from the back.
-  int64_t claim_task(bool from_back, int64_t num_tasks) {
-    constexpr int64_t kBack = int64_t{1} << 32;
-    const int64_t before = next_.fetch_add(from_back ? kBack : 1, std::memory_order_relaxed);
-    const int64_t front = before & (kBack - 1);
-    const int64_t back = before >> 32;
-    if (front + back >= num_tasks) return -1;
-    return from_back ? num_tasks - 1 - back : front;
+  int64_t claim_task(int index, int64_t num_tasks) {
+    for (int k = 0; k < count_; ++k) {
+      const int owner = index + k < count_ ? index + k : index + k - count_;
+      const int64_t begin = num_tasks * owner / count_;
+      const int64_t end = num_tasks * (owner + 1) / count_;
+      // Low half: claims by the owner, from the front; high half: by others, from the back.
+      std::atomic<int64_t>& claimed = shares_[owner].claimed[phase()];
+      if (k > 0 && taken(claimed.load(std::memory_order_relaxed)) >= end - begin) continue;
+      const int64_t before = claimed.fetch_add(k > 0 ? kBack : 1, std::memory_order_relaxed);
+      if (taken(before) >= end - begin) continue;
+      return k > 0 ? end - 1 - (before >> 32) : begin + (before & (kBack - 1));
+    }
+    return -1;
   }
 
  private:
+  static constexpr int64_t kBack = int64_t{1} << 32;
+  static int64_t taken(int64_t claimed) { return (claimed >> 32) + (claimed & (kBack - 1)); }
+
+  // Alternates from barrier to barrier.
+  int phase() const { return static_cast<int>(generation_.load(std::memory_order_relaxed) & 1); }
+
+  struct alignas(64) Share {
+    std::atomic<int64_t> claimed[2];
+  };
+
   int count_ = 1;
+  Share shares_[kMaxThreads] = {};
   // Both counters in one cache line: whoever arrives has it at hand for the next op's first task.
   alignas(64) std::atomic<int64_t> next_{0};
   std::atomic<int> arrived_{0};
@@ -125,10 +147,10 @@ class Team {
   std::atomic<int> parked_{0};
 };
 
-void barrier(Worker& worker) { worker.team->barrier(); }
+void barrier(Worker& worker) { worker.team->barrier(worker.index); }
 int64_t next_task(Worker& worker) { return worker.team->next_task(); }
 int64_t claim_task(Worker& worker, int64_t count) {
-  return worker.team->claim_task(worker.index % 2 == 1, count);
+  return worker.team->claim_task(worker.index, count);
 }
 
 namespace {
@@ -178,7 +200,7 @@ class Pool {
   void work(int index, int count) {
     Worker worker{index, count, &team_, scratch_[static_cast<size_t>(index)].get(), kScratchBytes};
     job_(context_, worker);
-    team_.barrier();
+    team_.barrier(index);
   }
 
   void worker_loop(int index, uint32_t word) {

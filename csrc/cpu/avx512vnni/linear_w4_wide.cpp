@@ -55,6 +55,9 @@ struct W4Wide {
   }
 };
 
+constexpr int kNearBlocks = 8;
+constexpr int kFarBlocks = 48;
+
 // Few tokens: unpacking dominates, so the weights are unpacked once and two sums are combined.
 template <int kTokens>
 void run_few(const TileArgs& args) {
@@ -66,7 +69,8 @@ void run_few(const TileArgs& args) {
     for (int t = 0; t < kTokens; ++t) acc[t] = _mm512_setzero_ps();
     const std::byte* panel = args.panel;
     for (int64_t b = 0; b < args.num_blocks; ++b) {
-      prefetch(block + kPrefetchBytes, kBytes);
+      prefetch(block + kNearBlocks * kBytes, kBytes);
+      prefetch_far(block + kFarBlocks * kBytes, kBytes);
       __m512i high[kTokens], low[kTokens];
 #pragma GCC unroll 4
       for (int t = 0; t < kTokens; ++t) high[t] = low[t] = _mm512_setzero_si512();
