@@ -274,7 +274,12 @@ class BatchService:
                     # Also when cancelled half-way: the thread still takes the lock.
                     await asyncio.shield(workers.close())
                     if isinstance(error, ConfigError):
-                        raise UnavailableError(str(error), code="data_dir_unavailable") from None
+                        logger.error("%s", error)  # it names a path of this machine
+                        raise UnavailableError(
+                            "This server's folder for files and batches is in use or cannot be "
+                            "written; its log has the details.",
+                            code="data_dir_unavailable",
+                        ) from None
                     raise
                 self._workers = workers
                 await self._start_all(workers)
