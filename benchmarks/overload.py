@@ -161,9 +161,8 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=1280)
-    parser.add_argument("flags", nargs="*", help="flags of caudal serve, after --")
-    args = parser.parse_args()
-    flags = list(args.flags)
+    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    args, flags = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
     if args.what == "retry" and "--max-queue-requests" not in flags:
         flags += ["--max-queue-requests", "64"]
     print(describe_machine())

@@ -8,6 +8,8 @@ from collections import deque
 
 MEMORY = 128
 """Answers whose lengths are remembered."""
+SPEED_MEMORY = 64
+"""Answers whose times are: the machine changes sooner than what people ask."""
 MIN_SAMPLES = 8
 """With fewer, any length up to twice the mean counts as equally likely."""
 GRID = 16
@@ -18,32 +20,26 @@ class AnswerLengths:
     """Lengths of the latest answers, in tokens, as a distribution."""
 
     def __init__(self) -> None:
-        self._latest: deque[tuple[int, float]] = deque()
+        self._latest: deque[int] = deque(maxlen=MEMORY)
+        self._times: deque[tuple[int, float]] = deque(maxlen=SPEED_MEMORY)
         self._sorted: list[int] | None = None
-        self._num_tokens = 0
-        self._residence_ms = 0.0
 
     def add(self, num_tokens: int, residence_ms: float) -> None:
         """An answer has ended by itself, after so much time on the machine."""
-        latest = self._latest
-        latest.append((num_tokens, residence_ms))
-        self._num_tokens += num_tokens
-        self._residence_ms += residence_ms
-        if len(latest) > MEMORY:
-            old_tokens, old_ms = latest.popleft()
-            self._num_tokens -= old_tokens
-            self._residence_ms -= old_ms
+        self._latest.append(num_tokens)
+        self._times.append((num_tokens, residence_ms))
         self._sorted = None
 
     @property
     def mean(self) -> float:
         """Tokens of an answer; there must have been one."""
-        return self._num_tokens / len(self._latest)
+        return sum(self._latest) / len(self._latest)
 
     @property
     def token_ms(self) -> float:
         """Milliseconds on the machine per token; there must have been an answer."""
-        return max(0.0, self._residence_ms) / self._num_tokens
+        num_tokens = sum(num_tokens for num_tokens, _ in self._times)
+        return sum(residence_ms for _, residence_ms in self._times) / num_tokens
 
     def __len__(self) -> int:
         return len(self._latest)
@@ -52,7 +48,7 @@ class AnswerLengths:
     def in_order(self) -> list[int]:
         """The lengths, ascending."""
         if self._sorted is None:
-            self._sorted = sorted(num_tokens for num_tokens, _ in self._latest)
+            self._sorted = sorted(self._latest)
         return self._sorted
 
 
