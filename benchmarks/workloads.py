@@ -15,6 +15,9 @@ for with on as by at from but not or which when while after every
 """
 _WORDS = _TEXT.split()
 
+CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
+CONTEXT_WORDS = (100, 500, 1000, 2000, 3000, 4000, 5500)
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -71,5 +74,8 @@ WORKLOADS = {
         Workload("mixed", 16, 32, _mixed),
         Workload("prefill", 1, 3, _fixed(1500, 4)),
         Workload("long", 8, 16, _fixed(2000, 128)),
+        # Points of curves (curves.py): at-N answers N at a time, context-N reads N words first.
+        *(Workload(f"at-{n}", n, max(4, 2 * n), _fixed(100, 64)) for n in CONCURRENCIES),
+        *(Workload(f"context-{n}", 4, 4, _fixed(n, 64)) for n in CONTEXT_WORDS),
     )
 }
