@@ -10,6 +10,7 @@ from caudal.server.auth import ApiKeyGuard
 from caudal.server.endpoint import ApiRoute, Endpoint
 from caudal.server.errors import ErrorEncoder, HeadTooLargeError, error_body
 from caudal.server.exchange import Exchange, Receive, Scope, Send
+from caudal.server.generation.ollama_answer import ollama_error_body
 from caudal.server.routes import (
     batches,
     chat,
@@ -19,7 +20,9 @@ from caudal.server.routes import (
     messages,
     models,
     ollama,
+    ollama_embeddings,
     ollama_models,
+    ollama_store,
     operations,
     render,
     responses,
@@ -37,7 +40,9 @@ ROUTES: tuple[ApiRoute, ...] = (
     *responses.ROUTES,
     *messages.ROUTES,
     *ollama.ROUTES,
+    *ollama_embeddings.ROUTES,
     *ollama_models.ROUTES,
+    *ollama_store.ROUTES,
     *operations.ROUTES,
     *models.ROUTES,
     *tokenization.ROUTES,
@@ -65,6 +70,11 @@ _ENCODERS: Mapping[str, ErrorEncoder] = MappingProxyType(
 )
 
 
+def error_encoder(path: str) -> ErrorEncoder:
+    """Errors have the shape of the path's API family, paths that do not exist included."""
+    return _ENCODERS.get(path) or (ollama_error_body if path.startswith("/api/") else error_body)
+
+
 class CaudalApp:
     """A table of exact paths in front of a router.
 
@@ -89,7 +99,7 @@ class CaudalApp:
                 await _refuse_headers(Exchange(scope, receive, send))
                 return
             if self._guard is not None and not self._guard.admits(scope):
-                encode = _ENCODERS.get(scope["path"], error_body)
+                encode = error_encoder(scope["path"])
                 await self._guard.refuse(Exchange(scope, receive, send, encode))
                 return
             endpoint = self._direct.get((scope["method"], scope["path"]))
@@ -103,7 +113,7 @@ class CaudalApp:
             from caudal.server.router import create_router
 
             self._router = create_router(
-                self._endpoints, _ENCODERS, needs_key=self._guard is not None
+                self._endpoints, error_encoder, needs_key=self._guard is not None
             )
         return self._router
 

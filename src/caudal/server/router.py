@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 
 import msgspec
 from starlette.applications import Starlette
@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from caudal.errors import NotFoundError, RequestError, RequestFailedError
 from caudal.server.endpoint import ApiRoute, Endpoint
-from caudal.server.errors import ErrorEncoder, MethodNotAllowedError, error_body
+from caudal.server.errors import ErrorEncoder, MethodNotAllowedError
 from caudal.server.openapi import openapi_document
 from caudal.server.version import caudal_version
 
@@ -23,7 +23,7 @@ SCHEMA_PATH = "/openapi.json"
 
 def create_router(
     endpoints: Sequence[tuple[ApiRoute, Endpoint]],
-    encoders: Mapping[str, ErrorEncoder],
+    encoder_of: Callable[[str], ErrorEncoder],
     *,
     needs_key: bool,
 ) -> Starlette:
@@ -31,7 +31,7 @@ def create_router(
 
     def answer(request: Request, error: RequestError, headers: dict[str, str]) -> Response:
         return Response(
-            encoders.get(request.url.path, error_body)(error),
+            encoder_of(request.url.path)(error),
             status_code=error.status,
             headers=headers,
             media_type="application/json",

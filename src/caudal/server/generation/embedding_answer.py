@@ -1,4 +1,4 @@
-"""Answers of `/v1/embeddings`."""
+"""Answers that hold embeddings."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ def encode_embeddings(
     return b",".join(
         _embedding(index, unit_vector(values, dimensions), is_base64)
         for index, values in enumerate(pooled, first_index)
+    )
+
+
+def encode_vectors(pooled: Sequence[bytes], first_index: int, *, dimensions: int | None) -> bytes:
+    """Some of the vectors of an answer as JSON lists; `first_index` does not matter to them."""
+    return b",".join(
+        _encode(np.frombuffer(unit_vector(values, dimensions), "<f4").tolist()) for values in pooled
     )
 
 

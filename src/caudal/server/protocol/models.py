@@ -26,14 +26,21 @@ class ModelCard(msgspec.Struct, frozen=True):
     root: str
     parent: str | None
     max_model_len: int
+    type: str
+    display_name: str
+    created_at: str
+    """As Anthropic's clients read it, like the two before."""
     metadata: ModelMetadata
 
 
 class ModelList(msgspec.Struct, frozen=True):
-    """All models (one today)."""
+    """All models (one today), as one page."""
 
     object: str
     data: list[ModelCard]
+    has_more: bool
+    first_id: str
+    last_id: str
 
 
 class Version(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from caudal.server.protocol.chat import CHAT_ROLES, MAX_MESSAGES
 from caudal.server.protocol.common import INT32_MAX, JsonObject, Penalty, StopString, StopStrings
+from caudal.server.protocol.embeddings import MAX_INPUTS
 from caudal.server.protocol.structured import JsonSchema
 from caudal.server.protocol.tools import MAX_CALLS_IN_MESSAGE, Tools
 from caudal.server.protocol.unsupported import Neutral
@@ -140,6 +141,62 @@ class OllamaShowRequest(msgspec.Struct, kw_only=True):
     name: Annotated[str, Meta(max_length=1024)] | None = None
     """The former name of `model`."""
     verbose: bool | None = None
+
+
+class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
+    """Vectors of texts; without any, only see that the model is loaded."""
+
+    model: Annotated[str, Meta(max_length=1024)] | None = None
+    input: str | Annotated[list[str], Meta(max_length=MAX_INPUTS)] | None = None
+    truncate: bool | None = None
+    """Unset or true: of a text beyond the context only the beginning is used. False: refused."""
+    dimensions: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
+    """Keep so many values, and make the rest of length 1 again; 0: all."""
+    options: OllamaOptions | None = None
+    keep_alive: float | str | None = None
+
+
+class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
+    """The vector of one text: the former shape of OllamaEmbedRequest."""
+
+    model: Annotated[str, Meta(max_length=1024)] | None = None
+    prompt: str | None = None
+    options: OllamaOptions | None = None
+    keep_alive: float | str | None = None
+
+
+class OllamaStoreRequest(msgspec.Struct, kw_only=True):
+    """A model to fetch, make, send, copy or delete."""
+
+    model: Annotated[str, Meta(max_length=1024)] | None = None
+    name: Annotated[str, Meta(max_length=1024)] | None = None
+    """The former name of `model`."""
+    stream: bool | None = None
+    """Unset: true."""
+    insecure: bool | None = None
+
+
+class OllamaStatus(msgspec.Struct, frozen=True):
+    """How far it is."""
+
+    status: str
+
+
+class OllamaEmbedResponse(msgspec.Struct, frozen=True):
+    """Vectors of length 1, in the order of the texts; durations are in nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    """Always 0: the model is loaded."""
+    prompt_eval_count: int
+
+
+class OllamaEmbeddingsResponse(msgspec.Struct, frozen=True):
+    """A vector of length 1."""
+
+    embedding: list[float]
 
 
 class OllamaCalledFunction(msgspec.Struct, frozen=True):

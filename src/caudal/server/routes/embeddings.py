@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 from caudal.errors import InvalidRequestError
 from caudal.sampling_params import Pooling, SamplingParams
@@ -47,7 +47,7 @@ async def create_embeddings(state: AppState, exchange: Exchange) -> None:
     model = state.require_model(body.model)
     state.require_serving()
     _check(body, state.engine.info.hidden_size)
-    plan = await _plan(state, model, body, arrival)
+    plan = await plan_embeddings(state, model, body, arrival)
     exchange.release_body(state.bodies)
     exchange.reply_headers.append((b"x-request-id", plan.request_id.encode()))
     vectors = await serve_pooling(state, exchange, model, plan)
@@ -67,14 +67,28 @@ def _check(body: EmbeddingRequest, hidden_size: int) -> None:
         )
 
 
-async def _plan(
-    state: AppState, model: ServedModel, body: EmbeddingRequest, arrival: float
+async def plan_embeddings(
+    state: AppState,
+    model: ServedModel,
+    body: EmbeddingRequest,
+    arrival: float,
+    *,
+    is_cut: bool = False,
 ) -> GenerationPlan:
+    """The inputs as prompts without tokens to generate.
+
+    Raises InvalidRequestError for inputs that are empty, or too long unless `is_cut`: then only
+    as much of each is used as fits.
+    """
     parts = split_prompts(body.input, param="input", max_prompts=MAX_INPUTS)
     max_model_len = state.engine.info.max_model_len
     prompts: list[Prompt] = []
     for start, stop in slices([len(part) for part in parts], SLICE_CHARS):
-        work = partial(_prompts, model, body, parts[start:stop], start, max_model_len)
+        taken = parts[start:stop]
+        if is_cut:
+            longest = max_model_len * model.max_token_bytes
+            taken = [part[:longest] for part in taken]
+        work = partial(_prompts, model, body, taken, start, _Length(max_model_len, is_cut))
         prompts += await run_prompt_work(state, sum(map(len, parts[start:stop])), work)
     pooling = cast("Pooling", body.pooling or model.pooling)
     return GenerationPlan(
@@ -104,16 +118,23 @@ def slices(sizes: Sequence[int], max_size: int) -> Iterator[tuple[int, int]]:
     yield start, len(sizes)
 
 
+class _Length(NamedTuple):
+    """How long an input may be, and whether a longer one is cut or refused."""
+
+    max_tokens: int
+    is_cut: bool
+
+
 def _prompts(
     model: ServedModel,
     body: EmbeddingRequest,
     parts: Sequence[str | list[int]],
     first_index: int,
-    max_model_len: int,
+    length: _Length,
 ) -> list[Prompt]:
     texts = [part for part in parts if isinstance(part, str)]
-    for text in texts:
-        check_length(model, len(text), max_model_len, "input")
+    for text in texts if not length.is_cut else ():
+        check_length(model, len(text), length.max_tokens, "input")
     add_bos = False if body.add_special_tokens is False else None
     encoded = iter(model.tokenizer.encode_batch(texts, add_bos=add_bos, param="input"))
     prompts = []
@@ -126,10 +147,12 @@ def _prompts(
             check_token_ids(token_ids, model.tokenizer.vocab_size, "input")
         if not part or not token_ids:
             raise _error("input", "must not be empty", where)
-        if len(token_ids) > max_model_len:
+        if length.is_cut:
+            token_ids = token_ids[: length.max_tokens]
+        if len(token_ids) > length.max_tokens:
             raise InvalidRequestError(
                 f"{where}: has {len(token_ids)} tokens, but this model's maximum context length "
-                f"is {max_model_len} tokens. Shorten the text.",
+                f"is {length.max_tokens} tokens. Shorten the text.",
                 param="input",
                 code="context_length_exceeded",
             )
@@ -148,23 +171,29 @@ async def _answer(
     plan: GenerationPlan,
     vectors: Sequence[bytes],
 ) -> bytes:
-    parts: list[bytes] = []
-    for start, stop in slices([len(vector) for vector in vectors], SLICE_BYTES):
-        encode = partial(
-            encode_embeddings,
-            vectors[start:stop],
-            start,
-            dimensions=body.dimensions,
-            is_base64=body.encoding_format == "base64",
-        )
-        is_short = len(vectors) * len(vectors[0]) <= INLINE_BYTES
-        parts.append(
-            encode()
-            if is_short
-            else await asyncio.get_running_loop().run_in_executor(state.pool, encode)
-        )
+    encode = partial(
+        encode_embeddings,
+        dimensions=body.dimensions,
+        is_base64=body.encoding_format == "base64",
+    )
+    parts = await encode_in_slices(state, vectors, encode)
     num_tokens = sum(len(prompt.token_ids) for prompt in plan.prompts)
     return embedding_response(parts, model=model.name, num_tokens=num_tokens)
+
+
+async def encode_in_slices(
+    state: AppState,
+    vectors: Sequence[bytes],
+    encode: Callable[[Sequence[bytes], int], bytes],
+) -> list[bytes]:
+    """`encode(some vectors, index of the first)` for all of them, off the loop if they are many."""
+    loop = asyncio.get_running_loop()
+    parts: list[bytes] = []
+    is_short = sum(map(len, vectors)) <= INLINE_BYTES
+    for start, stop in slices([len(vector) for vector in vectors], SLICE_BYTES):
+        work = partial(encode, vectors[start:stop], start)
+        parts.append(work() if is_short else await loop.run_in_executor(state.pool, work))
+    return parts
 
 
 ROUTES = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from caudal.server.endpoint import ApiRoute, path_parameter
 from caudal.server.exchange import Exchange
 from caudal.server.model import ServedModel
@@ -12,7 +14,7 @@ from caudal.server.state import AppState
 async def list_models(state: AppState, exchange: Exchange) -> None:
     """The model that is served."""
     card = _card(state, state.require_model())
-    await exchange.respond_json(ModelList("list", [card]))
+    await exchange.respond_json(ModelList("list", [card], False, card.id, card.id))
 
 
 async def get_model(state: AppState, exchange: Exchange) -> None:
@@ -30,6 +32,9 @@ def _card(state: AppState, model: ServedModel) -> ModelCard:
         root=model.name,
         parent=None,
         max_model_len=state.engine.info.max_model_len,
+        type="model",
+        display_name=model.name,
+        created_at=datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         metadata=ModelMetadata(
             architecture=model.architecture,
             quantization=model.quantization,
