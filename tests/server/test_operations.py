@@ -167,47 +167,50 @@ def references(value: Any) -> set[str]:
     return set()
 
 
+PATHS = {
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/",
+    "/api/chat",
+    "/api/generate",
+    "/api/embed",
+    "/api/embeddings",
+    "/api/pull",
+    "/api/create",
+    "/api/copy",
+    "/api/push",
+    "/api/delete",
+    "/api/tags",
+    "/api/show",
+    "/api/ps",
+    "/api/version",
+    "/v1/models",
+    "/v1/models/{model_id}",
+    "/v1/files",
+    "/v1/files/{file_id}",
+    "/v1/files/{file_id}/content",
+    "/v1/batches",
+    "/v1/batches/{batch_id}",
+    "/v1/batches/{batch_id}/cancel",
+    "/render",
+    "/tokenize",
+    "/detokenize",
+    "/live",
+    "/ready",
+    "/health",
+    "/version",
+    "/metrics",
+}
+
+
 async def test_schema_describes_every_operation_and_limit(app: Served) -> None:
     schema = (await app.http.get("/openapi.json")).json()
     assert schema["openapi"].startswith("3.1")
-    assert set(schema["paths"]) == {
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/v1/embeddings",
-        "/v1/responses",
-        "/v1/messages",
-        "/v1/messages/count_tokens",
-        "/",
-        "/api/chat",
-        "/api/generate",
-        "/api/embed",
-        "/api/embeddings",
-        "/api/pull",
-        "/api/create",
-        "/api/copy",
-        "/api/push",
-        "/api/delete",
-        "/api/tags",
-        "/api/show",
-        "/api/ps",
-        "/api/version",
-        "/v1/models",
-        "/v1/models/{model_id}",
-        "/v1/files",
-        "/v1/files/{file_id}",
-        "/v1/files/{file_id}/content",
-        "/v1/batches",
-        "/v1/batches/{batch_id}",
-        "/v1/batches/{batch_id}/cancel",
-        "/render",
-        "/tokenize",
-        "/detokenize",
-        "/live",
-        "/ready",
-        "/health",
-        "/version",
-        "/metrics",
-    }
+    assert set(schema["paths"]) == PATHS
     components = schema["components"]["schemas"]
     for reference in references(schema):
         assert reference.removeprefix("#/components/schemas/") in components
