@@ -18,7 +18,7 @@ from caudal.scheduler.request import (
 )
 from caudal.scheduler.state import SchedulerState
 from caudal.scheduler.stats import SchedulerStats
-from caudal.scheduler.step_cost import StepCostModel
+from caudal.scheduler.step_cost import StepCostModel, StepCosts
 from caudal.scheduler.step_plan import StepPlan
 from caudal.scheduler.step_planner import StepPlanner
 from caudal.step_io import ModelRunnerOutput, SchedulerOutput
@@ -36,6 +36,8 @@ class SchedulerLimits(TypedDict):
     vocab_size: int
     base_seed: NotRequired[int]
     """Seeds of requests without their own are derived from it (default 0)."""
+    costs: NotRequired[StepCosts]
+    """What is known of the machine before the first step (default: a guess)."""
 
 
 class Scheduler:
@@ -53,7 +55,7 @@ class Scheduler:
     ) -> None:
         assert cache.num_blocks is not None
         self._state = SchedulerState(cache, config.batching)
-        self.cost = StepCostModel()
+        self.cost = StepCostModel(limits.get("costs"))
         self._planner = StepPlanner(config, self._state, self.cost, limits["max_num_logits"])
         max_running = self._planner.max_running
         self._admission = AdmissionController(config, self.cost, self._state.averages, max_running)

@@ -1,0 +1,1 @@
+"""Names what saturates a server, what would cure it, and what each cure would bring."""

@@ -1,0 +1,1 @@
+"""Runs the scheduler on a machine that is only a cost function, in virtual time."""
