@@ -199,6 +199,7 @@ PATHS = {
     "/render",
     "/tokenize",
     "/detokenize",
+    "/tokenizer_info",
     "/live",
     "/ready",
     "/health",

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, in vLLM's shapes."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, in vLLM's shapes."""
 
 from __future__ import annotations
 
@@ -48,3 +48,16 @@ class DetokenizeResponse(msgspec.Struct, frozen=True):
     """The text; special tokens are written out."""
 
     prompt: str
+
+
+class TokenizerInfo(msgspec.Struct, frozen=True):
+    """What a client needs besides /tokenize to prepare prompts itself."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    add_bos_token: bool
+    """Whether prompts begin with bos_token unless add_special_tokens is false."""
+    model_max_length: int
+    chat_template: str | None
+    """In Jinja."""

@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize`."""
+"""`POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from caudal.server.protocol.tokenization import (
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
+    TokenizerInfo,
 )
 from caudal.server.state import AppState
 
@@ -83,6 +84,25 @@ async def detokenize(state: AppState, exchange: Exchange) -> None:
     await exchange.respond_json(DetokenizeResponse(text))
 
 
+async def tokenizer_info(state: AppState, exchange: Exchange) -> None:
+    """Special tokens and template of the served model."""
+    model = state.require_model()
+    tokenizer = model.tokenizer
+    bos, eos = (
+        None if token_id is None else tokenizer.token_text(token_id)
+        for token_id in (tokenizer.bos_id, tokenizer.eos_id)
+    )
+    info = TokenizerInfo(
+        tokenizer_class="CaudalTokenizer",
+        bos_token=bos,
+        eos_token=eos,
+        add_bos_token=tokenizer.add_bos,
+        model_max_length=state.engine.info.max_model_len,
+        chat_template=model.chat_template.source,
+    )
+    await exchange.respond_json(info)
+
+
 ROUTES = (
     ApiRoute(
         "POST",
@@ -101,5 +121,13 @@ ROUTES = (
         DetokenizeResponse,
         request=DetokenizeRequest,
         errors=(400, 404, 408, 413, 415, 503),
+    ),
+    ApiRoute(
+        "GET",
+        "/tokenizer_info",
+        tokenizer_info,
+        "Special tokens and chat template",
+        TokenizerInfo,
+        errors=(503,),
     ),
 )
