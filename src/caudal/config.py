@@ -180,6 +180,10 @@ class ServerConfig:
     """Never let one API key profit from, or find out, what another has cached."""
     data_dir: Path | None = None
     """Folder for files and batches, used by one server at a time; unset: in the user's data."""
+    enable_history: bool = True
+    """Keep a row of metrics a minute in the data directory, for the dashboard and the doctor."""
+    history_days: int = 30
+    """How many days the history goes back."""
     drain_timeout_s: float = 30.0
     """After SIGTERM, how long running requests may finish."""
     max_body_bytes: int = 32 * 1024 * 1024

@@ -92,3 +92,5 @@ class ModelRunnerOutput:
     prepare_ms: float = 0.0
     forward_ms: float = 0.0
     sample_ms: float = 0.0
+    kernel_cpu_ms: float = 0.0
+    """Processor time of all threads during the forward pass."""

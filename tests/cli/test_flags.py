@@ -56,6 +56,8 @@ GIVEN: dict[str, tuple[Any, type, str, Any]] = {
     "--tool-call-parser": ("mistral", ServerConfig, "tool_call_parser", "mistral"),
     "--enable-auto-tool-choice": (False, ServerConfig, "enable_auto_tool_choice", False),
     "--reasoning-parser": ("qwen3", ServerConfig, "reasoning_parser", "qwen3"),
+    "--history": (False, ServerConfig, "enable_history", False),
+    "--history-days": ("7", ServerConfig, "history_days", 7),
     "--data-dir": ("/srv/data", ServerConfig, "data_dir", Path("/srv/data")),
     "--drain-timeout": ("1.5", ServerConfig, "drain_timeout_s", 1.5),
     "--log-level": ("DEBUG", serve.ServeOptions, "log_level", "debug"),

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from caudal.engine.messages import EngineReady, EngineRequest, EngineStats
+from caudal.engine.messages import EngineReady, EngineRequest, EngineStats, RequestProgress
 from caudal.errors import (
     EngineDeadError,
     OverloadedError,
@@ -142,6 +142,16 @@ class FakeEngine:
             num_steps=self.num_steps,
             step_ms={"forward": 12.5 * self.num_steps},
         )
+
+    async def inspect(self, timeout_s: float) -> list[RequestProgress] | None:
+        return [
+            RequestProgress(
+                request_id=request_id,
+                is_running=request_id in self._running,
+                num_computed_tokens=len(entry.request.prompt_token_ids) + entry.num_output,
+            )
+            for request_id, entry in (*self._running.items(), *self._waiting.items())
+        ]
 
     async def start(self) -> None:
         self._stepper = asyncio.get_running_loop().create_task(self._run())

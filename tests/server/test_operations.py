@@ -205,6 +205,9 @@ PATHS = {
     "/health",
     "/version",
     "/metrics",
+    "/caudal/live",
+    "/caudal/requests",
+    "/caudal/history",
 }
 
 

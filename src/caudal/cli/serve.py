@@ -128,6 +128,8 @@ _SERVER_FLAGS = (
         "NAME",
     ),
     Flag("--data-dir", ServerConfig, "data_dir", directory, "DIR"),
+    Flag("--history", ServerConfig, "enable_history", None),
+    Flag("--history-days", ServerConfig, "history_days", count(1, 3650), "N"),
     Flag("--drain-timeout", ServerConfig, "drain_timeout_s", number(0, 86_400), "S"),
     Flag(
         "--log-level",

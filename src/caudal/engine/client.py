@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from caudal.engine.messages import EngineReady, EngineRequest, EngineStats
+from caudal.engine.messages import EngineReady, EngineRequest, EngineStats, RequestProgress
 from caudal.scheduler.output import RequestOutput
 
 
@@ -23,6 +23,9 @@ class EngineClient(Protocol):
     @property
     def stats(self) -> EngineStats:
         """The latest gauges and counters."""
+
+    async def inspect(self, timeout_s: float) -> list[RequestProgress] | None:
+        """How far every request is; None if the engine does not answer in time."""
 
     async def start(self) -> None:
         """Launch the engine; returns at once (await `wait_ready`)."""

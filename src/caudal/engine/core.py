@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from caudal.config import EngineConfig
-from caudal.engine.messages import EngineReady, EngineRequest, EngineStats, Refusal
+from caudal.config import EngineConfig, KVCacheDType
+from caudal.engine.messages import EngineReady, EngineRequest, EngineStats, Refusal, RequestProgress
 from caudal.errors import OverloadedError
 from caudal.executor.interface import Executor
+from caudal.executor.memory_plan import kv_block_bytes
 from caudal.scheduler.admission import RefusedRequest
 from caudal.scheduler.output import RequestOutput
-from caudal.scheduler.request import Request
+from caudal.scheduler.request import Request, RequestStatus
 from caudal.scheduler.scheduler import Scheduler
 from caudal.step_io import ModelRunnerOutput, SchedulerOutput
 
@@ -53,6 +54,7 @@ class EngineCore:
         self._step_ms = dict.fromkeys(
             ("schedule", "prepare", "forward", "sample", "update", "publish"), 0.0
         )
+        self._kernel_cpu_ms = 0.0
         self._num_steps = 0
         self._num_failed_in_a_row = 0
 
@@ -64,6 +66,7 @@ class EngineCore:
     def describe(self, model_name: str) -> EngineReady:
         """What is fixed since loading, for the server."""
         info = self._executor.info
+        cache = self._config.cache
         return EngineReady(
             model_name=model_name,
             architecture=info.model.architecture,
@@ -71,12 +74,19 @@ class EngineCore:
             hidden_size=info.model.hidden_size,
             max_model_len=info.memory.max_model_len,
             num_blocks=info.memory.num_blocks,
-            block_size=self._config.cache.block_size,
+            block_size=cache.block_size,
             max_num_seqs=self._config.scheduler.max_num_seqs,
             memory_plan=info.memory.as_dict(),
             isa=info.isa,
             num_threads=info.num_threads,
             load_ms=info.load_ms,
+            settings=_settings(self._config),
+            kv_block_bytes={
+                dtype.value: kv_block_bytes(
+                    info.model, dataclasses.replace(cache, kv_cache_dtype=dtype)
+                )
+                for dtype in KVCacheDType
+            },
         )
 
     def prepare(self, requests: Sequence[EngineRequest]) -> list[Future[Any]]:
@@ -132,6 +142,7 @@ class EngineCore:
         parts["prepare"] += result.prepare_ms
         parts["forward"] += result.forward_ms
         parts["sample"] += result.sample_ms
+        self._kernel_cpu_ms += result.kernel_cpu_ms
         parts["update"] += (time.perf_counter() - executed) * 1e3
         self._num_steps += 1
         return outputs
@@ -144,7 +155,26 @@ class EngineCore:
         """Gauges and counters now."""
         own = self._scheduler.stats()
         fields = {field.name: getattr(own, field.name) for field in dataclasses.fields(own)}
-        return EngineStats(**fields, num_steps=self._num_steps, step_ms=dict(self._step_ms))
+        cpu_ms = {"engine": time.process_time() * 1e3, "kernels": self._kernel_cpu_ms}
+        return EngineStats(
+            **fields,
+            num_steps=self._num_steps,
+            step_ms=dict(self._step_ms),
+            cpu_ms=cpu_ms,
+            step_costs=self._scheduler.cost.costs,
+        )
+
+    def progress(self) -> list[RequestProgress]:
+        """How far every request is."""
+        return [
+            RequestProgress(
+                request_id=request.request_id,
+                is_running=request.status is RequestStatus.RUNNING,
+                num_computed_tokens=request.num_computed_tokens,
+                num_preemptions=request.num_preemptions,
+            )
+            for request in self._scheduler.requests
+        ]
 
     def count_publish_ms(self, milliseconds: float) -> None:
         """Account for sending a step's outputs, which happens outside of the core."""
@@ -167,6 +197,15 @@ class EngineCore:
             return ModelRunnerOutput(errors=dict.fromkeys(scheduled.num_scheduled_tokens, message))
         self._num_failed_in_a_row = 0
         return result
+
+
+def _settings(config: EngineConfig) -> dict[str, str | int | float | bool | None]:
+    """What was decided by flag or default, for people to see."""
+    return {
+        **dataclasses.asdict(config.scheduler),
+        **dataclasses.asdict(config.cache),
+        "num_threads": config.parallel.num_threads,
+    }
 
 
 def _make_refusal(refused: RefusedRequest) -> Refusal:

@@ -7,6 +7,7 @@ import msgspec
 from caudal.sampling_params import SamplingParams
 from caudal.scheduler.output import RequestOutput
 from caudal.scheduler.service_class import ServiceClass
+from caudal.scheduler.step_cost import StepCosts
 
 
 class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True, tag="request"):
@@ -53,6 +54,10 @@ class DebugFault(msgspec.Struct, kw_only=True, tag="fault"):
     after_output_tokens: int
 
 
+class InspectRequests(msgspec.Struct, kw_only=True, tag="inspect"):
+    """Tell how far every request is, once."""
+
+
 class EngineReady(msgspec.Struct, kw_only=True, tag="ready"):
     """The first message of an engine: one real step has run."""
 
@@ -70,6 +75,10 @@ class EngineReady(msgspec.Struct, kw_only=True, tag="ready"):
     isa: str
     num_threads: int
     load_ms: float
+    kv_block_bytes: dict[str, int] = {}
+    """Bytes of a KV block over all layers, by data type."""
+    settings: dict[str, str | int | float | bool | None] = {}
+    """Configuration of cache and scheduler, by the names of its fields."""
 
 
 class Refusal(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -112,8 +121,22 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_steps: int = 0
     step_ms: dict[str, float] = {}
     """Cumulative milliseconds by part: schedule, prepare, forward, sample, update, publish."""
+    cpu_ms: dict[str, float] = {}
+    """Cumulative processor time: of the whole process (engine), of forward passes (kernels)."""
     predicted_ttft_ms: float = 0.0
     """For a request that would arrive now."""
+    step_costs: StepCosts = StepCosts()
+    """What the engine has learnt of its machine."""
+
+
+class RequestProgress(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Where a request is."""
+
+    request_id: str
+    is_running: bool
+    """Holds a row and blocks; else it waits, perhaps for the second time."""
+    num_computed_tokens: int = 0
+    num_preemptions: int = 0
 
 
 class StepResult(msgspec.Struct, kw_only=True, tag="step", omit_defaults=True):
@@ -124,6 +147,8 @@ class StepResult(msgspec.Struct, kw_only=True, tag="step", omit_defaults=True):
     outputs: list[RequestOutput] = []
     refusals: list[Refusal] = []
     stats: EngineStats | None = None
+    progress: list[RequestProgress] | None = None
+    """Of all requests; the answer to InspectRequests."""
 
 
 class EngineFailed(msgspec.Struct, kw_only=True, tag="failed"):
@@ -132,5 +157,5 @@ class EngineFailed(msgspec.Struct, kw_only=True, tag="failed"):
     message: str
 
 
-ToEngine = EngineRequest | AbortRequests | Drain | Shutdown | DebugFault
+ToEngine = EngineRequest | AbortRequests | InspectRequests | Drain | Shutdown | DebugFault
 FromEngine = EngineReady | StepResult | EngineFailed

@@ -21,6 +21,7 @@ from caudal.engine.messages import (
     EngineFailed,
     EngineRequest,
     FromEngine,
+    InspectRequests,
     Shutdown,
     StepResult,
     ToEngine,
@@ -115,6 +116,8 @@ class EngineProcess:
             elif isinstance(message, AbortRequests):
                 self._preparations.discard(message.request_ids)
                 core.abort(message.request_ids)
+            elif isinstance(message, InspectRequests):
+                self._result.progress = core.progress()
             elif isinstance(message, DebugFault):
                 core.inject_fault(message.request_id, message.after_output_tokens)
             elif isinstance(message, Shutdown):
@@ -124,7 +127,7 @@ class EngineProcess:
             self._result.refusals.extend(refusals)
             for group in groups:
                 self._admit(core, group)
-        if self._result.accepted or self._result.refusals:
+        if self._result.accepted or self._result.refusals or self._result.progress is not None:
             self._publish(core)  # admission is answered before the step, not after it
 
     def _add(self, core: EngineCore, request: EngineRequest) -> None:
@@ -155,7 +158,8 @@ class EngineProcess:
         if now >= self._stats_due or not core.has_work:
             self._stats_due = now + STATS_INTERVAL_S
             result.stats = core.stats()
-        if result.outputs or result.accepted or result.refusals or result.stats is not None:
+        has_told = result.stats is not None or result.progress is not None
+        if result.outputs or result.accepted or result.refusals or has_told:
             self._send(result)
             self._result = StepResult()
         core.count_publish_ms((time.monotonic() - now) * 1e3)

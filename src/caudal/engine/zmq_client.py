@@ -25,7 +25,9 @@ from caudal.engine.messages import (
     EngineRequest,
     EngineStats,
     FromEngine,
+    InspectRequests,
     Refusal,
+    RequestProgress,
     Shutdown,
     StepResult,
     ToEngine,
@@ -109,6 +111,7 @@ class ZmqEngineClient:
         self._ready: asyncio.Future[EngineReady] | None = None
         self._info: EngineReady | None = None
         self._stats = EngineStats()
+        self._inspection: asyncio.Future[list[RequestProgress]] | None = None
         self._last_message = 0.0
         self._failure: str | None = None
         self.died = asyncio.Event()
@@ -135,6 +138,17 @@ class ZmqEngineClient:
     def stats(self) -> EngineStats:
         """The latest gauges and counters."""
         return self._stats
+
+    async def inspect(self, timeout_s: float) -> list[RequestProgress] | None:
+        """See EngineClient.inspect; callers at the same time share an answer."""
+        if self._inspection is None:
+            if not self._try_send(InspectRequests()):
+                return None
+            self._inspection = asyncio.get_running_loop().create_future()
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._inspection), timeout_s)
+        except TimeoutError:
+            return None
 
     async def start(self) -> None:
         """Launch the engine process and return at once. Also restarts after a death."""
@@ -269,6 +283,13 @@ class ZmqEngineClient:
                 stream.put(output)
         if result.stats is not None:
             self._stats = result.stats
+        if result.progress is not None:
+            self._end_inspection(result.progress)
+
+    def _end_inspection(self, progress: list[RequestProgress]) -> None:
+        inspection, self._inspection = self._inspection, None
+        if inspection is not None:
+            inspection.set_result(progress)
 
     async def _watch(self, process: EngineChild) -> None:
         """Notice an engine that exits or falls silent, and end every stream with an error."""
@@ -294,6 +315,7 @@ class ZmqEngineClient:
     def _end(self, error: EngineDeadError) -> None:
         """Close the sockets and end whatever still waits on this engine."""
         self._info = None
+        self._end_inspection([])
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
             self._ready.exception()  # marks it retrieved: nobody may be waiting

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from itertools import accumulate
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 LATENCY_BUCKETS_S: tuple[float, ...] = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
@@ -14,33 +16,81 @@ LATENCY_BUCKETS_S: tuple[float, ...] = (
 TOKEN_BUCKETS: tuple[float, ...] = tuple(float(2**power) for power in range(18))
 """Upper bounds for token counts, 1 to 131,072."""
 
+DETAIL_RATIO = 1.1
+"""Largest quotient of neighbouring inner bounds: percentiles are right within about 5 %."""
+
+
+def _refined(bounds: Sequence[float], least: float) -> tuple[float, ...]:
+    """`bounds` and, from `least` on, further ones between them, in geometric steps."""
+    found = [least]
+    for low, high in pairwise((least, *bounds)):
+        num_parts = math.ceil(math.log(high / low) / math.log(DETAIL_RATIO))
+        found += [low * (high / low) ** (part / num_parts) for part in range(1, num_parts)]
+        found.append(high)
+    return tuple(found)
+
+
+LATENCY_DETAIL_S = _refined(LATENCY_BUCKETS_S, 0.0001)
+"""Bounds of what is kept; those of `LATENCY_BUCKETS_S`, which are shown, are among them."""
+
 
 class Histogram:
     """Observations by bucket. Not thread-safe: one event loop owns it."""
 
-    __slots__ = ("_bounds", "_counts", "sum")
+    __slots__ = ("_detail", "_shown", "counts", "sum")
 
-    def __init__(self, bounds: tuple[float, ...] = LATENCY_BUCKETS_S) -> None:
-        assert list(bounds) == sorted(bounds), "bucket bounds must ascend"
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
+    def __init__(
+        self,
+        bounds: tuple[float, ...] = LATENCY_BUCKETS_S,
+        detail: tuple[float, ...] = (),
+    ) -> None:
+        """`detail`: bounds of the buckets inside, with all of `bounds`; none: just these."""
+        self._detail = detail or bounds
+        assert list(self._detail) == sorted(self._detail), "bucket bounds must ascend"
+        self._shown = [(repr(bound), self._detail.index(bound)) for bound in bounds]
+        self.counts = [0] * (len(self._detail) + 1)
+        """By inner bucket, the last one without an upper bound."""
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
         """Count `value` in the first bucket whose bound is not below it."""
-        self._counts[bisect_left(self._bounds, value)] += 1
+        self.counts[bisect_left(self._detail, value)] += 1
         self.sum += value
 
     @property
     def count(self) -> int:
         """Number of observations."""
-        return sum(self._counts)
+        return sum(self.counts)
 
     def cumulative_buckets(self) -> list[tuple[str, float]]:
         """(upper bound, observations up to it) in Prometheus' text form, ending with +Inf."""
-        totals = accumulate(self._counts)
-        names = [*map(repr, self._bounds), "+Inf"]
-        return [(name, float(total)) for name, total in zip(names, totals, strict=True)]
+        totals = list(accumulate(self.counts))
+        shown = [(name, float(totals[index])) for name, index in self._shown]
+        return [*shown, ("+Inf", float(totals[-1]))]
+
+
+def create_latency_histogram() -> Histogram:
+    """A histogram of seconds, fine enough for percentiles."""
+    return Histogram(LATENCY_BUCKETS_S, LATENCY_DETAIL_S)
+
+
+def quantile_s(counts: Sequence[int], quantile: float) -> float | None:
+    """The quantile (0 to 1) of a latency histogram's inner `counts`, in seconds; None if empty.
+
+    Linear within its bucket, as Prometheus' histogram_quantile.
+    """
+    rank = quantile * sum(counts)
+    if not rank:
+        return None
+    below = 0.0
+    for index, count in enumerate(counts):
+        if count and below + count >= rank:
+            if index == len(LATENCY_DETAIL_S):
+                return LATENCY_DETAIL_S[-1]
+            low = LATENCY_DETAIL_S[index - 1] if index else 0.0
+            return low + (LATENCY_DETAIL_S[index] - low) * (rank - below) / count
+        below += count
+    return LATENCY_DETAIL_S[-1]
 
 
 class LabelledCounter:

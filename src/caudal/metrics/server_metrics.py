@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from caudal.metrics.instruments import TOKEN_BUCKETS, Histogram, LabelledCounter
+from caudal.metrics.instruments import (
+    TOKEN_BUCKETS,
+    Histogram,
+    LabelledCounter,
+    create_latency_histogram,
+)
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "timeout")
 REJECTION_REASONS = (
@@ -25,6 +30,7 @@ class ServerMetrics:
         "queue_time",
         "requests_cancelled",
         "requests_finished",
+        "requests_received",
         "requests_rejected",
         "slow_readers_cut",
         "time_per_output_token",
@@ -32,15 +38,16 @@ class ServerMetrics:
     )
 
     def __init__(self) -> None:
-        self.time_to_first_token = Histogram()
-        self.time_per_output_token = Histogram()
-        self.inter_token_latency = Histogram()
-        self.e2e_request_latency = Histogram()
-        self.queue_time = Histogram()
+        self.time_to_first_token = create_latency_histogram()
+        self.time_per_output_token = create_latency_histogram()
+        self.inter_token_latency = create_latency_histogram()
+        self.e2e_request_latency = create_latency_histogram()
+        self.queue_time = create_latency_histogram()
         self.prompt_length = Histogram(TOKEN_BUCKETS)
         self.output_tokens = Histogram(TOKEN_BUCKETS)
         self.requests_finished = LabelledCounter("reason", FINISH_REASONS)
         self.requests_rejected = LabelledCounter("reason", REJECTION_REASONS)
+        self.requests_received = 0
         self.requests_cancelled = 0
         self.slow_readers_cut = 0
         self.engine_restarts = 0
@@ -49,6 +56,7 @@ class ServerMetrics:
 
     def observe_finished(self, reason: str, timing: RequestTiming, now: float) -> None:
         """Record one request (one choice) that ran to its end at `now`."""
+        timing.finished = now
         self.requests_finished.increment(reason)
         self.e2e_request_latency.observe(now - timing.arrival)
         self.queue_time.observe(timing.queue_s)
@@ -61,12 +69,23 @@ class ServerMetrics:
 class RequestTiming:
     """Clock readings of one choice, in seconds of a monotonic clock."""
 
-    __slots__ = ("arrival", "first", "last", "num_output_tokens", "queue_s")
+    __slots__ = (
+        "arrival",
+        "finished",
+        "first",
+        "last",
+        "num_output_tokens",
+        "num_preemptions",
+        "queue_s",
+    )
 
     def __init__(self, arrival: float) -> None:
         self.arrival = arrival
         self.first = 0.0
         self.last = 0.0
+        self.finished = 0.0
+        """0: not, or without success."""
+        self.num_preemptions = 0
         self.queue_s = 0.0
         self.num_output_tokens = 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NotRequired, TypedDict, Unpack
 
 from caudal.config import CacheConfig, SchedulerConfig
@@ -79,6 +79,11 @@ class Scheduler:
         """Whether a cycle would do anything: run a row, drop one, or deliver an output."""
         state = self._state
         return bool(state.requests or self._pending or state.dropped_row_ids)
+
+    @property
+    def requests(self) -> Iterable[Request]:
+        """Every request that has not ended."""
+        return self._state.requests.values()
 
     @property
     def num_running(self) -> int:

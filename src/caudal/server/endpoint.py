@@ -66,6 +66,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._encode_error)
         self._state.num_active += self._is_generation
+        self._state.metrics_of(exchange.service).requests_received += self._is_generation
         quota = quota_of(exchange) if self._is_generation else None
         entered: float | None = None
         try:

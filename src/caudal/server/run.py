@@ -145,6 +145,7 @@ async def _serve(spec: ServeSpec, entrance: Entrance) -> int:
         else:
             code = await lifecycle.run(lambda: _become_ready(spec, state, listener))
             await state.close_batches()
+        await state.close_recorder()
         server.force_exit = stop.now.is_set()
         await _shut_down(server, serving)
         engine = state.engine
@@ -202,6 +203,7 @@ async def _shut_down(server: uvicorn.Server, serving: asyncio.Task[None]) -> Non
 def _become_ready(spec: ServeSpec, state: AppState, listener: socket.socket) -> None:
     _announce(spec, state, listener)
     state.batches.start()
+    state.recorder.start()
     asyncio.get_running_loop().run_in_executor(None, _warm_up, state)
 
 

@@ -14,6 +14,7 @@ from caudal.config import ServerConfig
 from caudal.engine.client import EngineClient
 from caudal.engine.messages import EngineStats
 from caudal.errors import NotFoundError, UnavailableError
+from caudal.metrics.request_log import RequestLog
 from caudal.metrics.server_metrics import ServerMetrics
 from caudal.scheduler.service_class import ServiceClass
 from caudal.server.body import UnknownFieldLog
@@ -27,6 +28,8 @@ from caudal.server.turns import Turns
 if TYPE_CHECKING:
     from caudal.metrics.exposition import Exposition
     from caudal.server.batch.service import BatchService
+    from caudal.server.generation.serve import Generation
+    from caudal.server.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,9 @@ class AppState:
     is_draining: bool = False
     num_active: int = 0
     """Generation requests between their first byte and the end of their answer."""
+    request_log: RequestLog = field(default_factory=RequestLog)
+    generations: dict[Generation, None] = field(default_factory=dict)
+    """Those that the engine has accepted and that have not ended, oldest first."""
     keys: KeyRing = field(default_factory=KeyRing)
     """Without any here: those of the configuration."""
     quotas: Quotas = field(default_factory=lambda: Quotas(time.monotonic))
@@ -77,6 +83,7 @@ class AppState:
     _random: Random = field(default_factory=lambda: Random(os.urandom(32)))
     _exposition: Exposition | None = None
     _batches: BatchService | None = None
+    _recorder: Recorder | None = None
 
     def __post_init__(self) -> None:
         if not len(self.keys):
@@ -108,10 +115,29 @@ class AppState:
             self._batches = BatchService(self)
         return self._batches
 
+    async def close_recorder(self) -> None:
+        """Write what the history does not have yet."""
+        if self._recorder is not None:
+            await self._recorder.close()
+
     async def close_batches(self) -> None:
         """Stop running batches where they are; a later server goes on with them."""
         if self._batches is not None:
             await self._batches.close()
+
+    @property
+    def recorder(self) -> Recorder:
+        """Recent readings and the history; made on first use."""
+        if self._recorder is None:
+            from caudal.server.recorder import Recorder
+
+            self._recorder = Recorder(self)
+        return self._recorder
+
+    @property
+    def num_preparing(self) -> int:
+        """Generation requests that have not reached the engine yet."""
+        return max(0, self.num_active - len(self.generations))
 
     @property
     def is_ready(self) -> bool:

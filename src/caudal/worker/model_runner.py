@@ -52,13 +52,14 @@ class ModelRunner:
         logits_rows, logits_indices = self._select_logits(step)
         self._constrained.start(logits_rows)
         arrays = self._batch.build(step, logits_indices)
-        prepared = time.perf_counter()
+        prepared, cpu_before = time.perf_counter(), time.process_time()
         logits = self.plan.run(arrays)
-        computed = time.perf_counter()
+        computed, cpu_after = time.perf_counter(), time.process_time()
         if logits_rows:
             self._sample(logits_rows, logits, result)
         result.prepare_ms = (prepared - started) * 1e3 - result.forward_ms
         result.forward_ms += (computed - prepared) * 1e3
+        result.kernel_cpu_ms += (cpu_after - cpu_before) * 1e3
         result.sample_ms = (time.perf_counter() - computed) * 1e3
         return result
 

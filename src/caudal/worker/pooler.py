@@ -47,13 +47,14 @@ class Pooler:
             (pooling if does_pool else others)[request_id] = count
         if not pooling:
             return output
-        started = time.perf_counter()
+        started, cpu_before = time.perf_counter(), time.process_time()
         try:
             self._run(replace(output, num_scheduled_tokens=pooling), result)
         except Exception as error:
             logger.exception("%d requests that pool failed in a step", len(pooling))
             result.errors.update(dict.fromkeys(pooling, public_message(error)))
         result.forward_ms = (time.perf_counter() - started) * 1e3
+        result.kernel_cpu_ms = (time.process_time() - cpu_before) * 1e3
         return replace(output, num_scheduled_tokens=others)
 
     def _run(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:

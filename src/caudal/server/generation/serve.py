@@ -14,6 +14,7 @@ from caudal.errors import (
     RequestFailedError,
     UnavailableError,
 )
+from caudal.metrics.request_log import RequestRecord
 from caudal.scheduler.output import FinishReason, RequestOutput
 from caudal.server.errors import ABORTED, ClientGoneError, as_request_error
 from caudal.server.exchange import Exchange
@@ -48,8 +49,10 @@ class Generation:
         quota: Quota | None = None,
     ) -> None:
         """`quota` is charged for the tokens that come out."""
-        self._plan = plan
+        self.plan = plan
         self._quota = quota
+        self._open = state.generations
+        self._log = state.request_log
         self._engine = state.engine
         self._metrics = state.metrics_of(plan.service)
         self._requests = plan.engine_requests()
@@ -67,7 +70,8 @@ class Generation:
         """
         metrics = self._metrics
         self._outputs = await together(map(self._engine.submit, self._requests))
-        for prompt in self._plan.prompts:
+        self._open[self] = None
+        for prompt in self.plan.prompts:
             metrics.prompt_tokens += len(prompt.token_ids)
             metrics.prompt_length.observe(len(prompt.token_ids))
         if self._is_client_gone:
@@ -100,6 +104,8 @@ class Generation:
                     self._quota.use_tokens(num_new)
             if output.queue_ms:
                 timing.queue_s = output.queue_ms / 1e3
+            if output.num_preemptions:
+                timing.num_preemptions = output.num_preemptions
             reason = choice.finish_reason
             if reason is None:
                 if text or choice.parts:
@@ -125,9 +131,30 @@ class Generation:
             self._metrics.requests_finished.increment(reason)
             has_begun = output.num_output_tokens > 0
             where = "before its end" if has_begun else "before its first token"
-            raise DeadlineError(self._plan.timeout_s or 0.0, where)
+            raise DeadlineError(self.plan.timeout_s or 0.0, where)
         if reason is FinishReason.ERROR:
             raise RequestFailedError(output.error or "The request failed.", code="request_failed")
+
+    def _record(self, choice: Choice) -> RequestRecord:
+        """What became of a choice, now that it has ended."""
+        timing, now = choice.timing, time.monotonic()
+        reason: str = choice.finish_reason or FinishReason.ERROR
+        if self._is_client_gone and choice.finish_reason in (None, FinishReason.ABORT):
+            reason = "cancelled"
+        return RequestRecord(
+            request_id=choice.request_id,
+            arrival=time.time() - (now - timing.arrival),
+            reason=str(reason),
+            num_prompt_tokens=len(choice.prompt.token_ids),
+            num_cached_tokens=choice.num_cached_tokens,
+            num_output_tokens=choice.num_output_tokens,
+            max_tokens=choice.prompt.max_tokens,
+            num_preemptions=timing.num_preemptions,
+            is_batch=self.plan.service.is_background,
+            queue_s=timing.queue_s,
+            ttft_s=timing.first - timing.arrival if timing.first else None,
+            e2e_s=(timing.finished or now) - timing.arrival,
+        )
 
     def client_left(self) -> None:
         """Free the request in whatever state it is."""
@@ -141,6 +168,10 @@ class Generation:
 
     async def close(self) -> None:
         """Free what has not ended, whatever happened."""
+        if self in self._open:
+            del self._open[self]
+            for choice in self.choices:
+                self._log.add(self._record(choice))
         if not self._outputs:
             self._abort_open()
         for outputs in self._outputs:
