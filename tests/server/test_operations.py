@@ -208,6 +208,9 @@ PATHS = {
     "/caudal/live",
     "/caudal/requests",
     "/caudal/history",
+    "/dashboard",
+    "/dashboard/",
+    "/dashboard/{name}",
 }
 
 

@@ -1,4 +1,4 @@
-"""The API key check, in front of every route but the probes."""
+"""The API key check, in front of every route but the probes and the dashboard's own files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ OWNER: Final = "caudal.owner"
 QUOTA: Final = "caudal.quota"
 """Scope entry of an admitted request: the Quota of its key."""
 
-OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
+OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/dashboard"})
+
+OPEN_FOLDER = "/dashboard/"
+"""Files of the page, the same in every installation; the page asks for a key itself."""
 
 
 class ApiKeyGuard:
@@ -26,8 +29,9 @@ class ApiKeyGuard:
         self._quotas = quotas
 
     def admits(self, scope: Scope) -> bool:
-        """Whether a request may pass: a probe, or one with a key as bearer token or x-api-key."""
-        if scope["path"] in OPEN_PATHS:
+        """Whether a request may pass: open to all, or with a key as bearer token or x-api-key."""
+        path: str = scope["path"]
+        if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
             return True
         key = self._keys.find(_keys(scope))
         if key is None:
