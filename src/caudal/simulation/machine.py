@@ -148,10 +148,11 @@ class _Simulation:
         coming = [(str(index), result) for index, result in enumerate(self._results)]
         coming.sort(key=lambda item: item[1].request.arrival_s)
         coming.reverse()
-        busy_s, num_steps = 0.0, 0
+        busy_s, num_steps, num_cycles = 0.0, 0, 0
         scheduler = self._scheduler
         start_s = self._now = coming[-1][1].request.arrival_s if coming else 0.0
-        while (coming or scheduler.has_work) and num_steps < max_steps:
+        while (coming or scheduler.has_work) and num_cycles < max_steps:
+            num_cycles += 1
             while coming and coming[-1][1].request.arrival_s <= self._now:
                 self._arrive(*coming.pop())
             if not scheduler.has_work:
