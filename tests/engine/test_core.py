@@ -180,6 +180,21 @@ def test_seeded_sampling_does_not_depend_on_company(tiny_model: Path) -> None:
     assert Harness(tiny_model).generate([PROMPTS[4]], other)[0].token_ids != alone.token_ids
 
 
+@pytest.mark.parametrize("seed", [-1, -(2**63), 2**63 - 1, 0])
+def test_any_signed_seed_repeats_and_harms_no_neighbour(tiny_model: Path, seed: int) -> None:
+    """A negative one made the whole step fail, the requests of others included."""
+    sampling = SamplingParams(temperature=1.2, seed=seed, max_tokens=8, ignore_eos=True)
+    harness = Harness(tiny_model)
+    expected = harness.generate([PROMPTS[0]])[0].token_ids
+    harness.add("seeded", PROMPTS[4], sampling)
+    harness.add("neighbour", PROMPTS[0])
+    harness.run()
+    seeded, neighbour = harness.results["seeded"], harness.results["neighbour"]
+    assert (seeded.error, neighbour.error) == (None, None)
+    assert neighbour.token_ids == expected
+    assert harness.generate([PROMPTS[4]], sampling)[0].token_ids == seeded.token_ids
+
+
 def test_zero_tokens_computes_the_prompt_only(tiny_model: Path) -> None:
     sampling = SamplingParams(temperature=0.0, max_tokens=0, num_prompt_logprobs=0)
     result = Harness(tiny_model).generate([PROMPTS[3]], sampling)[0]

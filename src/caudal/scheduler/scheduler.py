@@ -254,7 +254,7 @@ class Scheduler:
                 # Siblings with one seed must not all say the same; the first keeps it as it is.
                 ordinal = num_given.get(given, 0)
                 num_given[given] = ordinal + 1
-                request.seed = _mix(given, ordinal) if ordinal else given
+                request.seed = _mix(given, ordinal) if ordinal else given & _SEED_BITS
             if len(group) > 1:
                 key = tuple(request.prompt_token_ids)
                 request.siblings = by_prompt.setdefault(key, SiblingGroup())
@@ -446,6 +446,10 @@ def _group_by_parent(requests: Sequence[Request]) -> list[list[Request]]:
         key = request.parent_id if request.parent_id is not None else request.request_id
         groups.setdefault((has_parent, key), []).append(request)
     return list(groups.values())
+
+
+_SEED_BITS = (1 << 64) - 1
+"""Seeds are unsigned below the scheduler; clients may give any signed one."""
 
 
 def _mix(seed: int, index: int) -> int:
