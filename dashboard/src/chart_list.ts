@@ -48,7 +48,7 @@ export const CHARTS: ChartSpec[] = [
     title: "KV cache",
     series: [
       { label: "in use", name: "kv_used", colour: "series-1", isArea: true },
-      { label: "keeps prefixes", name: "kv_cached", colour: "series-2" },
+      { label: "keep prefixes", name: "kv_cached", colour: "series-2" },
     ],
     format: formatShare,
     minTop: 1,

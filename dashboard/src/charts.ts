@@ -104,7 +104,7 @@ export class Chart {
       ],
       series: [{}, ...this.spec.series.map((series) => this.line(series))],
       hooks: {
-        drawAxes: [(plot) => this.drawTarget(plot)],
+        draw: [(plot) => this.drawTarget(plot)],
         setCursor: [(plot) => this.showValues(plot.cursor.idx)],
       },
     };
@@ -144,19 +144,28 @@ export class Chart {
     if (!this.target) return;
     const { ctx, bbox } = plot;
     const y = Math.round(plot.valToPos(this.target, "y", true)) + 0.5;
+    const ratio = devicePixelRatio;
     ctx.save();
     ctx.strokeStyle = ctx.fillStyle = colour("target");
-    ctx.lineWidth = Math.max(1, devicePixelRatio);
-    ctx.setLineDash([6 * devicePixelRatio, 4 * devicePixelRatio]);
+    ctx.lineWidth = Math.max(1, ratio);
+    ctx.setLineDash([6 * ratio, 4 * ratio]);
     ctx.beginPath();
     ctx.moveTo(bbox.left, y);
     ctx.lineTo(bbox.left + bbox.width, y);
     ctx.stroke();
-    ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
-    ctx.textAlign = "right";
+    ctx.font = `${11 * ratio}px system-ui, sans-serif`;
     ctx.textBaseline = "bottom";
     const label = `target ${this.spec.format(this.target)}`;
-    ctx.fillText(label, bbox.left + bbox.width - 2, y - 2 * devicePixelRatio);
+    const isAbove = y - 16 * ratio > bbox.top;
+    const base = isAbove ? y - 2 * ratio : y + 15 * ratio;
+    const box = [bbox.left, base - 13 * ratio, ctx.measureText(label).width + 8 * ratio, 14 * ratio] as const;
+    // Lines may pass behind the label.
+    ctx.globalAlpha = 0.8;
+    ctx.fillStyle = colour("card");
+    ctx.fillRect(...box);
+    ctx.globalAlpha = 1;
+    ctx.fillStyle = colour("target");
+    ctx.fillText(label, bbox.left + 4 * ratio, base);
     ctx.restore();
   }
 

@@ -1,89 +1,115 @@
 // What the server's diagnosis says, where it has one.
 
 import { ApiError, getJson } from "./api";
-import { byId, h } from "./dom";
-import { formatName, formatNumber } from "./format";
+import { byId, h, setText } from "./dom";
+import { formatDuration, formatName, formatNumber, formatValue } from "./format";
 import type { Child } from "./dom";
 
+interface Prediction {
+  metric: string;
+  from: number;
+  to: number;
+  gain_percent: number;
+}
+
 interface Remedy {
-  action?: unknown;
-  predicted_gain?: unknown;
-  [detail: string]: unknown;
+  action: string;
+  flag?: string;
+  cost?: string;
+  predicted?: Prediction | null;
+  text?: string;
+}
+
+interface Evidence {
+  text: string;
 }
 
 interface Finding {
-  title?: unknown;
-  evidence?: unknown;
+  title: string;
+  severity?: string;
+  evidence?: (Evidence | string)[];
   remedies?: Remedy[];
 }
 
 interface Diagnosis {
-  findings?: Finding[];
+  findings: Finding[];
+  num_requests?: number;
+  window_s?: number;
 }
 
 /** The panel stays away until the server has a diagnosis to give. */
 export class Findings {
   private readonly panel = byId("doctor");
   private readonly list = byId("findings");
+  private readonly note = byId("doctor-note");
+  private readonly button = byId<HTMLButtonElement>("doctor-again");
+
+  constructor() {
+    this.button.addEventListener("click", () => void this.lookAgain());
+  }
 
   async refresh(): Promise<void> {
     try {
-      const answer = await getJson<Diagnosis | Finding[]>("caudal/doctor");
-      this.show(Array.isArray(answer) ? answer : (answer.findings ?? []));
+      this.show(await getJson<Diagnosis>("caudal/doctor"));
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      this.panel.hidden = true;
+      this.panel.hidden = error.status === 404;
+      setText(this.note, error.message);
     }
   }
 
-  private show(findings: Finding[]): void {
+  private async lookAgain(): Promise<void> {
+    this.button.disabled = true;
+    try {
+      await this.refresh();
+    } catch {
+      setText(this.note, "The server does not answer.");
+    } finally {
+      this.button.disabled = false;
+    }
+  }
+
+  private show(diagnosis: Diagnosis): void {
+    const { findings, num_requests: number, window_s: seconds } = diagnosis;
     this.panel.hidden = false;
+    const seen = number === undefined ? "" : `from ${formatNumber(number)} requests`;
+    setText(this.note, seconds ? `${seen} in ${formatDuration(seconds)}` : seen);
     const items = findings.map(makeFinding);
-    this.list.replaceChildren(...(items.length ? items : [h("p", { class: "muted" }, "Nothing stands out.")]));
+    const none = h("p", { class: "muted" }, "Nothing limits this server noticeably.");
+    this.list.replaceChildren(...(items.length ? items : [none]));
   }
 }
 
 function makeFinding(finding: Finding): HTMLElement {
-  const remedies = (finding.remedies ?? []).map((remedy) => {
-    const { action, predicted_gain: gain, ...details } = remedy;
-    const predicted = say(gain);
-    return h(
-      "li",
-      {},
-      h("span", {}, say(action)),
-      predicted ? h("strong", { class: "gain" }, `predicted: ${predicted}`) : null,
-      makeDetails(details),
-    );
-  });
+  const severity = finding.severity ?? "info";
+  const evidence = (finding.evidence ?? []).map((item) =>
+    h("li", {}, typeof item === "string" ? item : item.text),
+  );
+  const remedies = (finding.remedies ?? []).map(makeRemedy);
   return h(
     "article",
     { class: "finding" },
-    h("h3", {}, say(finding.title)),
-    ...makeEvidence(finding.evidence),
+    h("h3", {}, h("span", { class: `severity ${severity}` }, severity), finding.title),
+    evidence.length ? h("ul", { class: "muted" }, ...evidence) : null,
     remedies.length ? h("ol", {}, ...remedies) : null,
   );
 }
 
-function makeEvidence(evidence: unknown): Child[] {
-  if (evidence === null || evidence === undefined || evidence === "") return [];
-  if (!Array.isArray(evidence)) return [h("p", {}, say(evidence))];
-  return [h("ul", {}, ...evidence.map((item) => h("li", {}, say(item))))];
+function makeRemedy(remedy: Remedy): HTMLElement {
+  const { predicted } = remedy;
+  const cost = remedy.cost && remedy.cost !== "nothing" ? `costs ${remedy.cost}` : "";
+  return h(
+    "li",
+    {},
+    h("span", {}, remedy.text || formatName(remedy.action)),
+    remedy.flag ? h("code", {}, remedy.flag) : null,
+    predicted ? makePrediction(predicted) : null,
+    cost ? h("small", { class: "muted" }, cost) : null,
+  );
 }
 
-function makeDetails(details: Record<string, unknown>): Child {
-  const told = Object.entries(details).filter(([, value]) => value !== null && value !== "");
-  if (!told.length) return null;
-  const text = told.map(([name, value]) => `${formatName(name)}: ${say(value)}`).join(" · ");
-  return h("small", { class: "muted" }, text);
-}
-
-/** Any JSON value as a phrase. */
-function say(value: unknown): string {
-  if (value === null || value === undefined) return "";
-  if (typeof value === "number") return formatNumber(value);
-  if (Array.isArray(value)) return value.map(say).join(", ");
-  if (typeof value !== "object") return String(value);
-  return Object.entries(value)
-    .map(([name, part]) => `${formatName(name)} ${say(part)}`)
-    .join(", ");
+function makePrediction({ metric, from, to, gain_percent: gain }: Prediction): Child {
+  const change = `${formatValue(metric, from)} → ${formatValue(metric, to)}`;
+  const told = `predicted ${formatName(metric)}: ${change} (${gain >= 0 ? "better" : "worse"} by ${formatNumber(Math.abs(gain))} %)`;
+  return h("strong", { class: gain >= 0 ? "gain" : "loss" }, told);
 }

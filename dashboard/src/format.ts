@@ -53,8 +53,8 @@ export function formatDuration(seconds: Maybe): string {
   if (isMissing(seconds)) return NONE;
   if (seconds < 60) return `${seconds < 9.95 ? seconds.toFixed(1) : Math.floor(seconds)} s`;
   const minutes = Math.floor(seconds / 60);
-  if (minutes < 10) return `${minutes} min ${Math.floor(seconds % 60)} s`;
-  if (minutes < 60) return `${minutes} min`;
+  const rest = Math.floor(seconds % 60);
+  if (minutes < 60) return `${minutes} min${minutes < 10 && rest ? ` ${rest} s` : ""}`;
   const hours = Math.floor(minutes / 60);
   if (hours < 24) return `${hours} h ${minutes % 60} min`;
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;

@@ -83,7 +83,9 @@ export class Machine {
 
   private updateFacts(live: Live): void {
     const { memory_plan: _plan, settings = {}, ...engine } = live.engine ?? {};
-    const all = { ...settings, ...engine, ...live.model, version: live.version };
+    // The settings come last, and say nothing that is known better.
+    const known = { ...live.model, ...engine, version: live.version };
+    const all = { ...known, ...settings, ...known };
     const facts = Object.entries(all).filter(([, value]) => value !== null && value !== "");
     const told = JSON.stringify(facts);
     if (told === this.told) return;

@@ -23,7 +23,8 @@ import type { Timeline } from "./timeline";
 
 const LIVE_MS = 1000;
 const HISTORY_MS = 20_000;
-const DIAGNOSIS_MS = 30_000;
+// A diagnosis simulates loads, so it is not asked for more often than somebody would read it.
+const DIAGNOSIS_MS = 300_000;
 
 const WINDOWS = [
   { name: "live", label: "Live", seconds: 600 },
@@ -47,7 +48,10 @@ class Dashboard {
   private readonly requests = new RequestTable();
   private readonly machine = new Machine();
   private readonly findings = new Findings();
-  private readonly keyDialog = new KeyDialog(() => this.restart());
+  private readonly keyDialog = new KeyDialog(() => {
+    this.nextDiagnosis = 0;
+    this.restart();
+  });
   private readonly banner = byId("banner");
   private window: Window;
   private isChosen: boolean;
@@ -76,7 +80,7 @@ class Dashboard {
   private restart(): void {
     clearTimeout(this.timer);
     if (document.hidden) return;
-    this.nextHistory = this.nextDiagnosis = 0;
+    this.nextHistory = 0;
     void this.poll();
   }
 

@@ -42,7 +42,8 @@ function makeRow(request: LiveRequest): HTMLElement {
 /** How much of the prompt is computed. */
 function makePrompt(request: LiveRequest): HTMLElement {
   const total = request.prompt_tokens;
-  const done = Math.min(request.computed_tokens ?? 0, total);
+  const known = request.computed_tokens ?? (request.state === "decode" ? total : 0);
+  const done = Math.min(known, total);
   const meter = h("progress", { max: Math.max(total, 1), value: done });
   meter.setAttribute("aria-label", `${done} of ${total} prompt tokens computed`);
   return h("span", { class: "prompt" }, meter, formatNumber(total));

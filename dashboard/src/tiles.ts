@@ -48,7 +48,7 @@ const TILES: TileSpec[] = [
     title: "KV cache",
     series: "kv_used",
     format: formatShare,
-    note: (values) => `${formatShare(values.kv_cached)} more keeps prefixes`,
+    note: (values) => `${formatShare(values.kv_cached)} more keep prefixes`,
   },
   {
     title: "Prefix hits",

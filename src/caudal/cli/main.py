@@ -40,6 +40,13 @@ COMMANDS = (
         is_factory=True,
     ),
     Command(
+        ("top",),
+        "caudal.cli.top",
+        "create",
+        "Watch a server's live numbers in the terminal.",
+        is_factory=True,
+    ),
+    Command(
         ("batch",),
         "caudal.cli.batch",
         "create",

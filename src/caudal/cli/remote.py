@@ -18,7 +18,7 @@ class RemoteModel:
 
     def __init__(self, url: str, model: str | None, api_key: str | None) -> None:
         """Ask the server for its model when none is named; raises CaudalError if it cannot."""
-        self._target = _Target.parse(url)
+        self._target = Target.parse(url)
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -67,13 +67,13 @@ class RemoteModel:
         except (OSError, http.client.HTTPException) as error:
             raise CaudalError(f"cannot reach {self._target}: {error}") from None
         if response.status != 200:
-            raise CaudalError(f"{self._target}: {_error_message(response)}")
+            raise CaudalError(f"{self._target}: {error_message(response)}")
         return response
 
 
 @dataclass(frozen=True, slots=True)
-class _Target:
-    """A parsed --url; paths are relative to its /v1."""
+class Target:
+    """A parsed --url; paths of the API are relative to its /v1."""
 
     is_tls: bool
     host: str
@@ -81,7 +81,8 @@ class _Target:
     prefix: str
 
     @classmethod
-    def parse(cls, url: str) -> _Target:
+    def parse(cls, url: str, flag: str = "--url") -> Target:
+        """Raises ConfigError that names `flag`."""
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
             port = parts.port
@@ -89,15 +90,21 @@ class _Target:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
             raise ConfigError(
-                f"--url: must look like http://host:port or http://host:port/v1, got {url!r}"
+                f"{flag}: must look like http://host:port or http://host:port/v1, got {url!r}"
             )
         path = parts.path.rstrip("/")
         prefix = path if path.endswith("/v1") else path + "/v1"
         return cls(parts.scheme == "https", parts.hostname, port, prefix)
 
-    def connect(self) -> http.client.HTTPConnection:
+    @property
+    def root(self) -> str:
+        """Prefix of the paths outside /v1."""
+        return self.prefix.removesuffix("/v1")
+
+    def connect(self, timeout_s: float = 600) -> http.client.HTTPConnection:
+        """A connection that opens with its first request."""
         kind = http.client.HTTPSConnection if self.is_tls else http.client.HTTPConnection
-        return kind(self.host, self.port, timeout=600)
+        return kind(self.host, self.port, timeout=timeout_s)
 
     def __str__(self) -> str:
         port = "" if self.port is None else f":{self.port}"
@@ -124,7 +131,8 @@ def _read_stream(response: http.client.HTTPResponse, reply: Reply) -> Iterator[s
     raise CaudalError("the server ended the answer early")
 
 
-def _error_message(response: http.client.HTTPResponse) -> str:
+def error_message(response: http.client.HTTPResponse) -> str:
+    """What the server says about a refusal, else its status."""
     body = response.read(65536)
     try:
         return str(json.loads(body)["error"]["message"])
