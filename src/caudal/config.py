@@ -184,6 +184,8 @@ class ServerConfig:
     """Keep a row of metrics a minute in the data directory, for the dashboard and the doctor."""
     history_days: int = 30
     """How many days the history goes back."""
+    prefix_lint: bool = True
+    """Remember the tokens of the latest prompts, to show where and why prefixes stop matching."""
     drain_timeout_s: float = 30.0
     """After SIGTERM, how long running requests may finish."""
     max_body_bytes: int = 32 * 1024 * 1024

@@ -128,8 +128,17 @@ _SERVER_FLAGS = (
         "NAME",
     ),
     Flag("--data-dir", ServerConfig, "data_dir", directory, "DIR"),
+    Flag(
+        "--metrics-compat",
+        ServerConfig,
+        "metrics_compat",
+        choice({name: name for name in ("none", "vllm")}),
+        "NAME",
+    ),
+    Flag("--otlp-traces-endpoint", ServerConfig, "otlp_traces_endpoint", nonempty, "URL"),
     Flag("--history", ServerConfig, "enable_history", None),
     Flag("--history-days", ServerConfig, "history_days", count(1, 3650), "N"),
+    Flag("--prefix-lint", ServerConfig, "prefix_lint", None),
     Flag("--drain-timeout", ServerConfig, "drain_timeout_s", number(0, 86_400), "S"),
     Flag(
         "--log-level",

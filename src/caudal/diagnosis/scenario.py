@@ -124,10 +124,19 @@ def scheduler_config(facts: ServerFacts) -> SchedulerConfig:
 
 
 def latest(records: Sequence[LoadRecord]) -> list[LoadRecord]:
-    """As many of the last records as a simulation takes; what was refused had no output."""
+    """As many of the last records as a simulation takes.
+
+    Nobody knows how long the answers to refused requests would have been: as long as most.
+    """
     num_left = MAX_OUTPUT_TOKENS
     kept: list[LoadRecord] = []
+    usual = round(
+        percentile([float(r.num_output_tokens) for r in records if not r.is_refused], 0.5)
+    )
     for record in reversed(records):
+        if record.is_refused:
+            guess = max(1, min(record.max_tokens, usual))
+            record = msgspec.structs.replace(record, num_output_tokens=guess)
         num_left -= record.num_output_tokens
         if num_left < 0 or len(kept) == MAX_REQUESTS:
             break

@@ -11,6 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from caudal.config import ServerConfig
+from caudal.diagnosis.load_log import LoadLog
 from caudal.engine.client import EngineClient
 from caudal.engine.messages import EngineStats
 from caudal.errors import NotFoundError, UnavailableError
@@ -20,6 +21,7 @@ from caudal.scheduler.service_class import ServiceClass
 from caudal.server.body import UnknownFieldLog
 from caudal.server.exchange import BodyBudget, Exchange
 from caudal.server.keys import KeyRing, load_keys
+from caudal.server.load import finisher
 from caudal.server.model import ServedModel
 from caudal.server.quota import Quotas
 from caudal.server.sse import StreamRegistry
@@ -76,6 +78,8 @@ class AppState:
     keys: KeyRing = field(default_factory=KeyRing)
     """Without any here: those of the configuration."""
     quotas: Quotas = field(default_factory=lambda: Quotas(time.monotonic))
+    load_log: LoadLog = field(init=False)
+    """The latest requests as a load, for the doctor."""
     streams: StreamRegistry = field(init=False)
     turns: Turns = field(init=False)
     bodies: BodyBudget = field(init=False)
@@ -88,6 +92,8 @@ class AppState:
     def __post_init__(self) -> None:
         if not len(self.keys):
             self.keys = load_keys(self.config)
+        self.load_log = LoadLog(remember_prompts=self.config.prefix_lint)
+        self.request_log.listeners.append(finisher(self.load_log))
         limits = self.limits
         self.streams = StreamRegistry(
             ping_interval_s=limits.ping_interval_s, slow_reader_s=limits.slow_reader_s

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from caudal.errors import (
     DeadlineError,
     EngineDeadError,
+    OverloadedError,
     RequestError,
     RequestFailedError,
     UnavailableError,
@@ -21,6 +22,7 @@ from caudal.server.exchange import Exchange
 from caudal.server.generation.answer import AnswerWriter, usage_of
 from caudal.server.generation.choice import Choice
 from caudal.server.generation.plan import GenerationPlan
+from caudal.server.load import note_arrivals
 from caudal.server.model import ServedModel
 from caudal.server.quota import Quota
 from caudal.server.sse import EventStream
@@ -50,6 +52,7 @@ class Generation:
     ) -> None:
         """`quota` is charged for the tokens that come out."""
         self.plan = plan
+        self._state = state
         self._quota = quota
         self._open = state.generations
         self._log = state.request_log
@@ -69,7 +72,13 @@ class Generation:
         Raises OverloadedError or UnavailableError.
         """
         metrics = self._metrics
-        self._outputs = await together(map(self._engine.submit, self._requests))
+        load_ids = note_arrivals(self._state, self.plan, self._requests)
+        try:
+            self._outputs = await together(map(self._engine.submit, self._requests))
+        except BaseException as error:
+            is_refused = isinstance(error, OverloadedError)
+            self._state.load_log.give_up(load_ids, is_refused=is_refused)
+            raise
         self._open[self] = None
         for prompt in self.plan.prompts:
             metrics.prompt_tokens += len(prompt.token_ids)
