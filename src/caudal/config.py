@@ -180,6 +180,10 @@ class ServerConfig:
     """Never let one API key profit from, or find out, what another has cached."""
     data_dir: Path | None = None
     """Folder for files and batches, used by one server at a time; unset: in the user's data."""
+    metrics_compat: str = "none"
+    """vllm: /metrics has the series under vLLM's names, too."""
+    otlp_traces_endpoint: str | None = None
+    """Send a trace of each request to this OTLP collector (http:// or grpc://)."""
     enable_history: bool = True
     """Keep a row of metrics a minute in the data directory, for the dashboard and the doctor."""
     history_days: int = 30

@@ -1,8 +1,12 @@
-"""What metrics need to know of the engine, which they may not import."""
+"""What the exposition reads: the engine and the server, which it may not import."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
+
+from caudal.metrics.server_metrics import ServerMetrics
 
 
 class EngineGauges(Protocol):
@@ -31,3 +35,49 @@ class EngineGauges(Protocol):
     step_ms: dict[str, float]
     cpu_ms: dict[str, float]
     predicted_ttft_ms: float
+
+
+class MetricsSource(Protocol):
+    """Where a scrape gets its numbers; read at scrape time only."""
+
+    @property
+    def metrics(self) -> ServerMetrics:
+        """The server's own instruments."""
+
+    @property
+    def batch_metrics(self) -> ServerMetrics:
+        """The same for the requests of offline batches."""
+
+    @property
+    def engine_gauges(self) -> EngineGauges:
+        """The engine's latest numbers (zeros before it is ready)."""
+
+    @property
+    def is_engine_ready(self) -> bool:
+        """True while the engine answers."""
+
+    @property
+    def num_preparing(self) -> int:
+        """Requests that the server has and the engine has not."""
+
+    @property
+    def targets_ms(self) -> Mapping[str, float]:
+        """What the scheduler aims at: `ttft`, `tpot`; those without a target are absent."""
+
+    @property
+    def model_labels(self) -> Mapping[str, str]:
+        """Labels of the model's info metric."""
+
+    @property
+    def cache_labels(self) -> Mapping[str, str]:
+        """Labels about the KV cache; empty before the engine is ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A series of the page: its name without prefix, its help and where its value is."""
+
+    name: str
+    help: str
+    field: str
+    scale: float = 1.0

@@ -28,6 +28,10 @@ class RequestRecord:
     ttft_s: float | None
     """None: no token came out."""
     e2e_s: float
+    path: str = ""
+    """Of the HTTP request."""
+    traceparent: str = ""
+    """The caller's trace (W3C Trace Context), as sent."""
 
     @property
     def tpot_s(self) -> float | None:
@@ -39,7 +43,7 @@ class RequestRecord:
 
 COLUMNS: tuple[str, ...] = (
     *("id", "arrival", "reason", "prompt_tokens", "cached_tokens", "output_tokens", "max_tokens"),
-    *("preemptions", "is_batch", "queue_ms", "ttft_ms", "tpot_ms", "e2e_ms"),
+    *("preemptions", "is_batch", "queue_ms", "ttft_ms", "tpot_ms", "e2e_ms", "path"),
 )
 
 
@@ -79,6 +83,7 @@ def make_row(record: RequestRecord) -> list[str | int | float | bool | None]:
         _milliseconds(record.ttft_s),
         _milliseconds(record.tpot_s),
         _milliseconds(record.e2e_s),
+        record.path,
     ]
 
 

@@ -20,11 +20,14 @@ class ServerMetrics:
     """Every series that the server itself measures; one per process, owned by the event loop."""
 
     __slots__ = (
+        "decode_time",
         "e2e_request_latency",
         "engine_restarts",
         "generation_tokens",
+        "inference_time",
         "inter_token_latency",
         "output_tokens",
+        "prefill_time",
         "prompt_length",
         "prompt_tokens",
         "queue_time",
@@ -43,6 +46,9 @@ class ServerMetrics:
         self.inter_token_latency = create_latency_histogram()
         self.e2e_request_latency = create_latency_histogram()
         self.queue_time = create_latency_histogram()
+        self.prefill_time = create_latency_histogram()
+        self.decode_time = create_latency_histogram()
+        self.inference_time = create_latency_histogram()
         self.prompt_length = Histogram(TOKEN_BUCKETS)
         self.output_tokens = Histogram(TOKEN_BUCKETS)
         self.requests_finished = LabelledCounter("reason", FINISH_REASONS)
@@ -61,6 +67,11 @@ class ServerMetrics:
         self.e2e_request_latency.observe(now - timing.arrival)
         self.queue_time.observe(timing.queue_s)
         self.output_tokens.observe(timing.num_output_tokens)
+        started = timing.arrival + timing.queue_s
+        if timing.first:
+            self.prefill_time.observe(max(0.0, timing.first - started))
+            self.decode_time.observe(timing.last - timing.first)
+            self.inference_time.observe(max(0.0, timing.last - started))
         if timing.first and timing.num_output_tokens > 1:
             decode_s = timing.last - timing.first
             self.time_per_output_token.observe(decode_s / (timing.num_output_tokens - 1))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from caudal.server.keys import KeyRing
     from caudal.server.model import ServedModel
     from caudal.server.state import AppState
+    from caudal.server.tracing import Tracer
 
 logger = logging.getLogger("caudal.server")
 
@@ -98,9 +99,17 @@ def serve(spec: ServeSpec) -> int:
     from caudal.server.keys import load_keys
     from caudal.server.tls import create_ssl_context
 
+    tracer = None
+    if spec.config.otlp_traces_endpoint is not None:
+        from caudal.server.tracing import create_tracer
+
+        tracer = create_tracer(spec.config)
     entrance = Entrance(load_keys(spec.config), create_ssl_context(spec.config), bind(spec.config))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(spec, entrance))
+        code = runner.run(_serve(spec, entrance, tracer))
+    if tracer is not None:
+        tracer.close()
+    return code
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -119,7 +128,7 @@ def bind(config: ServerConfig) -> socket.socket:
     return listener
 
 
-async def _serve(spec: ServeSpec, entrance: Entrance) -> int:
+async def _serve(spec: ServeSpec, entrance: Entrance, tracer: Tracer | None) -> int:
     stop = StopRequests()
     stop.listen()
     listener = entrance.listener
@@ -132,6 +141,8 @@ async def _serve(spec: ServeSpec, entrance: Entrance) -> int:
         from caudal.server.state import AppState
 
         state = AppState(spec.config, engine, keys=entrance.keys)
+        if tracer is not None:
+            tracer.follow(state)
         if spec.config.api_key_file is not None:
             stop.on_hangup(lambda: _reload_keys(state))
         lifecycle = Lifecycle(state, spec.create_engine, stop)

@@ -181,7 +181,7 @@ class AppState:
         if self._exposition is None:
             from caudal.metrics.exposition import Exposition
 
-            self._exposition = Exposition(self)
+            self._exposition = Exposition(self, self.config.metrics_compat)
         return self._exposition
 
     @property
@@ -193,6 +193,29 @@ class AppState:
     def is_engine_ready(self) -> bool:
         """True while the engine answers."""
         return self.engine.is_ready
+
+    @property
+    def targets_ms(self) -> Mapping[str, float]:
+        """The scheduler's latency targets; those that it does not have are absent."""
+        if not self.engine.is_ready:
+            return {}
+        settings = self.engine.info.settings
+        pairs = ((name, settings.get(f"{name}_ms")) for name in ("ttft", "tpot"))
+        return {name: float(value) for name, value in pairs if value is not None}
+
+    @property
+    def cache_labels(self) -> Mapping[str, str]:
+        """What is fixed about the KV cache, as vLLM labels it."""
+        if not self.engine.is_ready:
+            return {}
+        info = self.engine.info
+        settings = info.settings
+        return {
+            "block_size": str(info.block_size),
+            "num_gpu_blocks": str(info.num_blocks),
+            "cache_dtype": str(settings.get("kv_cache_dtype", "auto")),
+            "enable_prefix_caching": str(settings.get("enable_prefix_caching", True)),
+        }
 
     @property
     def model_labels(self) -> Mapping[str, str]:

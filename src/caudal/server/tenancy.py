@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_HEADER: Final = b"x-request-timeout"
 
+TRACE_HEADER: Final = b"traceparent"
+
 TIER_STEP = 1 << 32
 """Distance between the priorities of two service tiers: more than callers can give."""
 
@@ -76,6 +78,8 @@ def for_tenant(state: AppState, exchange: Exchange, plan: GenerationPlan) -> Gen
         namespace=namespace,
         priority=plan.priority + _TIERS.get(plan.service_tier or "", 0) * TIER_STEP,
         timeout_s=timeout_s,
+        path=exchange.scope["path"],
+        traceparent=exchange.headers.get(TRACE_HEADER, b"").decode("latin-1"),
     )
 
 

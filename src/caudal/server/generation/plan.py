@@ -71,6 +71,10 @@ class GenerationPlan:
     """Seconds from `arrival` within which the answer must be complete."""
     tenant: str = ""
     weight: float = 1.0
+    path: str = ""
+    """Of the HTTP request."""
+    traceparent: str = ""
+    """The caller's trace, as its header says."""
 
     def engine_requests(self) -> list[EngineRequest]:
         """One request per choice, in the order of the choices' indices."""

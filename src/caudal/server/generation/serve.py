@@ -163,6 +163,8 @@ class Generation:
             queue_s=timing.queue_s,
             ttft_s=timing.first - timing.arrival if timing.first else None,
             e2e_s=(timing.finished or now) - timing.arrival,
+            path=self.plan.path,
+            traceparent=self.plan.traceparent,
         )
 
     def client_left(self) -> None:
