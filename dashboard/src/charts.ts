@@ -35,6 +35,14 @@ export class Chart {
   readonly element: HTMLElement;
   private readonly plot: uPlot;
   private readonly values: HTMLElement[] = [];
+  private readonly targetValue = h("b", {}, "");
+  private readonly targetItem = h(
+    "span",
+    { class: "legend-item", hidden: true },
+    h("i", { class: "dashes" }),
+    "target ",
+    this.targetValue,
+  );
   private readonly time = h("span", { class: "chart-time" });
   private readonly canvas: HTMLElement;
   private range: [number, number] = [0, 1];
@@ -56,18 +64,25 @@ export class Chart {
     this.element = h(
       "figure",
       { class: "card chart" },
-      h("figcaption", {}, h("h3", {}, spec.title), h("div", { class: "legend" }, ...legend, this.time)),
+      h(
+        "figcaption",
+        {},
+        h("div", { class: "chart-head" }, h("h3", {}, spec.title), this.time),
+        h("div", { class: "legend" }, ...legend, this.targetItem),
+      ),
       this.canvas,
     );
     this.plot = new uPlot(this.options(sync), this.noData(), this.canvas);
     new ResizeObserver(() => this.resize()).observe(this.canvas);
     this.canvas.addEventListener("keydown", (event) => this.move(event));
-    this.canvas.addEventListener("blur", () => this.plot.setCursor({ left: -10, top: -10 }));
+    this.canvas.addEventListener("blur", () => this.point(-10, -10));
   }
 
   update(timeline: Timeline, target: Maybe): void {
     this.range = [timeline.start, timeline.end];
     this.target = target;
+    this.targetItem.hidden = !target;
+    setText(this.targetValue, this.spec.format(target));
     const values = this.spec.series.map((series) => timeline.series[series.name]);
     this.plot.setData([timeline.times, ...values] as uPlot.AlignedData);
     this.showValues();
@@ -91,7 +106,7 @@ export class Chart {
     return {
       width: 300,
       height: HEIGHT,
-      padding: [8, 8, 0, 0],
+      padding: [8, 18, 0, 0],
       legend: { show: false },
       cursor: { y: false, sync: { key: sync.key }, drag: { x: false, y: false } },
       scales: {
@@ -146,26 +161,13 @@ export class Chart {
     const y = Math.round(plot.valToPos(this.target, "y", true)) + 0.5;
     const ratio = devicePixelRatio;
     ctx.save();
-    ctx.strokeStyle = ctx.fillStyle = colour("target");
+    ctx.strokeStyle = colour("target");
     ctx.lineWidth = Math.max(1, ratio);
     ctx.setLineDash([6 * ratio, 4 * ratio]);
     ctx.beginPath();
     ctx.moveTo(bbox.left, y);
     ctx.lineTo(bbox.left + bbox.width, y);
     ctx.stroke();
-    ctx.font = `${11 * ratio}px system-ui, sans-serif`;
-    ctx.textBaseline = "bottom";
-    const label = `target ${this.spec.format(this.target)}`;
-    const isAbove = y - 16 * ratio > bbox.top;
-    const base = isAbove ? y - 2 * ratio : y + 15 * ratio;
-    const box = [bbox.left, base - 13 * ratio, ctx.measureText(label).width + 8 * ratio, 14 * ratio] as const;
-    // Lines may pass behind the label.
-    ctx.globalAlpha = 0.8;
-    ctx.fillStyle = colour("card");
-    ctx.fillRect(...box);
-    ctx.globalAlpha = 1;
-    ctx.fillStyle = colour("target");
-    ctx.fillText(label, bbox.left + 4 * ratio, base);
     ctx.restore();
   }
 
@@ -200,7 +202,15 @@ export class Chart {
     event.preventDefault();
     const from = this.index ?? times.length - 1;
     const place = Math.min(Math.max(from + step, 0), times.length - 1);
-    this.plot.setCursor({ left: this.plot.valToPos(times[place] ?? 0, "x"), top: 10 });
+    this.point(this.plot.valToPos(times[place] ?? 0, "x"), 10);
+  }
+
+  /** Places the cursor here and in all other charts. */
+  private point(left: number, top: number): void {
+    // The third argument, to publish the move, is missing in the library's types.
+    const setCursor: (at: { left: number; top: number }, fires: boolean, publishes: boolean) => void =
+      this.plot.setCursor;
+    setCursor({ left, top }, true, true);
   }
 
   private resize(): void {

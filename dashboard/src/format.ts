@@ -3,6 +3,7 @@
 export type Maybe = number | null | undefined;
 
 const NONE = "–";
+const SHORT = new Map(["ttft", "tpot", "itl", "kv", "isa"].map((word) => [word, word.toUpperCase()]));
 
 function isMissing(value: Maybe): value is null | undefined {
   return value === null || value === undefined || Number.isNaN(value);
@@ -62,7 +63,8 @@ export function formatDuration(seconds: Maybe): string {
 
 /** `kv_cache_bytes` as "kv cache": the unit comes with the value. */
 export function formatName(name: string): string {
-  return name.replace(/(?<!_per)_(bytes|ms|s)$/, "").replaceAll("_", " ");
+  const words = name.replace(/(?<!_per)_(bytes|ms|s)$/, "").split("_");
+  return words.map((word) => SHORT.get(word) ?? word).join(" ");
 }
 
 /** A value in the unit that its name ends with. */
