@@ -37,7 +37,7 @@ def note_arrivals(
             namespace=plan.namespace,
             num_prompt_tokens=len(request.prompt_token_ids),
             max_tokens=request.sampling.max_tokens,
-            is_lintable=index % plan.n == 0 and plan.num_prompt_logprobs is None,
+            is_lintable=index % plan.n == 0 and request.sampling.num_prompt_logprobs is None,
         )
         state.load_log.arrive(arrival, request.prompt_token_ids, occupancy)
     return [request.request_id for request in requests]

@@ -30,6 +30,7 @@ from caudal.server.turns import Turns
 if TYPE_CHECKING:
     from caudal.metrics.exposition import Exposition
     from caudal.server.batch.service import BatchService
+    from caudal.server.diagnosis import Practice
     from caudal.server.generation.serve import Generation
     from caudal.server.recorder import Recorder
 
@@ -88,6 +89,7 @@ class AppState:
     _exposition: Exposition | None = None
     _batches: BatchService | None = None
     _recorder: Recorder | None = None
+    _practice: Practice | None = None
 
     def __post_init__(self) -> None:
         if not len(self.keys):
@@ -139,6 +141,15 @@ class AppState:
 
             self._recorder = Recorder(self)
         return self._recorder
+
+    @property
+    def practice(self) -> Practice:
+        """The doctor; made on first use."""
+        if self._practice is None:
+            from caudal.server.diagnosis import Practice
+
+            self._practice = Practice(self)
+        return self._practice
 
     @property
     def num_preparing(self) -> int:
