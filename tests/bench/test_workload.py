@@ -165,7 +165,7 @@ def test_recorded_traces_are_understood(tmp_path: Path, text: str) -> None:
     path = write(tmp_path / "t.csv", text)
     rows = read_trace(WorkloadOptions(trace=path, trace_speed=2.0))
     assert [row[0] for row in rows] == pytest.approx([0.0, 1.25])
-    assert [row[1:] for row in rows] == [(30, 3), (40, 4)]
+    assert [row[1:3] for row in rows] == [(30, 3), (40, 4)]
     made = Prompts(WorkloadOptions(trace=path), Calibration()).create(2, "s")
     assert [conversation.start_s for conversation in made] == pytest.approx([0.0, 2.5])
     assert lengths(made) == [(30, 3), (40, 4)]
@@ -176,7 +176,37 @@ def test_traces_of_json_lines_have_milliseconds(tmp_path: Path) -> None:
     path = write(
         tmp_path / "t.jsonl", json.dumps(row) + "\n" + json.dumps({**row, "timestamp": 30482})
     )
-    assert read_trace(WorkloadOptions(trace=path)) == [(0.0, 6955, 52), (3.0, 6955, 52)]
+    rows = read_trace(WorkloadOptions(trace=path))
+    assert [row[:3] for row in rows] == [(0.0, 6955, 52), (3.0, 6955, 52)]
+
+
+def test_recorded_beginnings_are_shared_again(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 0, "input_length": 70, "output_length": 5, "hash_ids": [7, 8, 1]},
+        {"timestamp": 5, "input_length": 80, "output_length": 5, "hash_ids": [7, 8, 2]},
+        {"timestamp": 9, "input_length": 40, "output_length": 5, "hash_ids": [3, 4]},
+    ]
+    text = "\n".join(json.dumps({**row, "block_size": 16}) for row in rows)
+    options = WorkloadOptions(trace=write(tmp_path / "t.jsonl", text))
+    for salt in ("", "s"):
+        made = Prompts(options, Calibration()).create(3, salt)
+        first, second, third = (c.turns[0].messages[0]["content"].split() for c in made)
+        assert first[:32] == second[:32] and first[32:48] != second[32:48]
+        assert (len(first), len(second), len(third)) == (70, 80, 40)
+        assert third[:16] != first[:16]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [({"hash_ids": ["a"]}, "hash_ids must be"), ({"block_size": 0}, "block_size must be")],
+)
+def test_bad_beginnings_are_named(
+    tmp_path: Path, change: dict[str, object], complaint: str
+) -> None:
+    row = {"timestamp": 0, "input_length": 70, "output_length": 5, "hash_ids": [7], **change}
+    path = write(tmp_path / "t.jsonl", json.dumps(row))
+    with pytest.raises(ConfigError, match=complaint):
+        read_trace(WorkloadOptions(trace=path))
 
 
 @pytest.mark.parametrize(

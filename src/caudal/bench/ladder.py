@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 
 from caudal.bench.health import describe_machine
 from caudal.bench.load import LoadOptions
+from caudal.bench.own_server import get_page, own_server
 from caudal.bench.statistics import tokens_by_second
 from caudal.bench.suite import Level, Plan, Progress, measure
 from caudal.bench.target import TargetOptions
 from caudal.bench.workload import LADDER, RECIPES, WorkloadOptions
-from caudal.errors import CaudalError
 
-START_TIMEOUT_S = 300.0
 WHOLE_PROMPTS = 4096
 """Tokens a step: more than any prompt of the workload, so that none is cut into chunks."""
 BLOCK_TOKENS = 16
@@ -147,7 +135,7 @@ def climb(
     progress.say(ladder.workload)
     for number, rung in enumerate(RUNGS, 1):
         progress.start_level(f"{number}/{len(RUNGS)} {rung.name}: starting")
-        with _server(model, (*rung.flags, *serve_flags)) as url:
+        with own_server(model, (*rung.flags, *serve_flags)) as url:
             plan = Plan(
                 target=TargetOptions(url=url),
                 workload=options.workload,
@@ -191,53 +179,7 @@ class _Named:
         )
 
 
-@contextmanager
-def _server(model: str, flags: tuple[str, ...]) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        command = [sys.executable, "-m", "caudal", "serve", model, "--port", str(port)]
-        command += ["--log-level", "warning", "--data-dir", folder, *flags]
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output)
-        url = f"http://127.0.0.1:{port}"
-        try:
-            _wait_ready(url, process, log)
-            yield url
-        finally:
-            _stop(process)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(60)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while _get(f"{url}/ready") is None:
-        if process.poll() is not None:
-            said = log.read_text("utf-8", "replace").strip().splitlines()
-            raise CaudalError(f"a server did not start: {said[-1] if said else 'no message'}")
-        if time.monotonic() > deadline:
-            raise CaudalError(f"a server was not ready after {START_TIMEOUT_S:g} s")
-        time.sleep(0.05)
-
-
-def _get(url: str) -> str | None:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as response:
-            return str(response.read().decode("utf-8", "replace"))
-    except (urllib.error.URLError, OSError):
-        return None
-
-
 def _kv_tokens(url: str) -> int | None:
-    page = _get(f"{url}/metrics") or ""
+    page = get_page(f"{url}/metrics") or ""
     found = re.search(r"^caudal_kv_blocks(?:\{[^}]*\})? ([0-9.e+]+)$", page, re.MULTILINE)
     return int(float(found.group(1))) * BLOCK_TOKENS if found else None

@@ -9,13 +9,26 @@ import random
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from caudal.bench.words import Calibration, TextSource
+from caudal.bench.words import Calibration, TextSource, make_words
 from caudal.bench.workload import Conversation, Message, Turn, WorkloadOptions
 from caudal.errors import ConfigError
 
 _T = TypeVar("_T")
+
+
+class TraceRow(NamedTuple):
+    """One recorded request."""
+
+    start_s: float
+    num_input_tokens: int
+    num_output_tokens: int
+    prefix_ids: tuple[int, ...] = ()
+    """One per full block from the prompt's start: equal ids stand for equal beginnings."""
+    block_tokens: int = 512
+
+
 MAX_TOKENS = 10_000_000
 
 _TIMESTAMP = ("timestamp", "time", "arrival", "arrived_at")
@@ -91,35 +104,56 @@ def salted(conversation: Conversation, salt: str) -> Conversation:
     return Conversation((Turn(opening, first.num_output_tokens), *others), conversation.start_s)
 
 
-def read_trace(options: WorkloadOptions) -> list[tuple[float, int, int]]:
-    """(seconds after the first arrival, input tokens, output tokens), ascending in time.
+def read_trace(options: WorkloadOptions) -> list[TraceRow]:
+    """Requests in order of their arrival, the first at 0 s.
 
     CSV with a header; timestamps in seconds, or dates and times. A file that ends in .jsonl has
-    `timestamp` in milliseconds, `input_length` and `output_length`. Raises ConfigError naming file
-    and line.
+    `timestamp` in milliseconds, `input_length`, `output_length` and perhaps `hash_ids`, of blocks
+    of 512 tokens (Mooncake's) or `block_size`. Raises ConfigError naming file and line.
     """
     assert options.trace is not None
     rows = [_read_row(options.trace, line, row) for line, row in _trace_rows(options.trace)]
-    rows.sort(key=lambda row: row[0])
+    rows.sort(key=lambda row: row.start_s)
     rows = _nonempty("--trace", options.trace, rows[: options.num_prompts])
-    start = rows[0][0]
-    return [((at - start) / options.trace_speed, i, o) for at, i, o in rows]
+    start = rows[0].start_s
+    return [row._replace(start_s=(row.start_s - start) / options.trace_speed) for row in rows]
 
 
 def create_replay(
     options: WorkloadOptions,
-    rows: list[tuple[float, int, int]],
+    rows: list[TraceRow],
     calibration: Calibration,
     salt: str,
 ) -> list[Conversation]:
-    """Random texts of the recorded lengths, at the recorded times."""
+    """Random texts of the recorded lengths, at the recorded times.
+
+    Recorded beginnings are shared again, a block's text for each id.
+    """
     found = []
-    for index, (start_s, num_input, num_output) in enumerate(rows):
+    for index, row in enumerate(rows):
         source = TextSource(random.Random(f"trace {options.seed} {index}"), calibration)
-        text = source.text(options.input_len or num_input, f"{salt} {index}" if salt else "")
-        turn = Turn(({"role": "user", "content": text},), options.output_len or num_output)
-        found.append(Conversation((turn,), start_s))
+        num_input = options.input_len or row.num_input_tokens
+        if row.prefix_ids:
+            beginning = _shared_words(row, f"{options.seed} {salt}", calibration)
+            num_words = calibration.num_words(num_input)
+            own = source.text(num_input).split()
+            text = " ".join([*beginning, *own[len(beginning) :]][:num_words])
+        else:
+            text = source.text(num_input, f"{salt} {index}" if salt else "")
+        num_output = options.output_len or row.num_output_tokens
+        turn = Turn(({"role": "user", "content": text},), num_output)
+        found.append(Conversation((turn,), row.start_s))
     return found
+
+
+def _shared_words(row: TraceRow, salt: str, calibration: Calibration) -> list[str]:
+    """Words for the blocks that have ids: equal ids give equal words."""
+    num_words = max(1, int(row.block_tokens / calibration.tokens_per_word))
+    return [
+        word
+        for prefix_id in row.prefix_ids
+        for word in make_words(num_words, f"block {salt} {prefix_id}").split()
+    ]
 
 
 def _trace_rows(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -137,7 +171,7 @@ def _trace_rows(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
         raise ConfigError(f"--trace: cannot read {path}: {error}") from None
 
 
-def _read_row(path: str, line: int, row: dict[str, Any]) -> tuple[float, int, int]:
+def _read_row(path: str, line: int, row: dict[str, Any]) -> TraceRow:
     cells = {str(name).strip().lower(): value for name, value in row.items()}
     where = f"--trace: {path}:{line}"
     stamp = _cell(cells, _TIMESTAMP, where)
@@ -151,7 +185,15 @@ def _read_row(path: str, line: int, row: dict[str, Any]) -> tuple[float, int, in
         if not 0 <= value <= MAX_TOKENS:
             raise ConfigError(f"{where}: {names[0]} must be a number of tokens, got {text!r}")
         lengths.append(max(1, round(value)))
-    return _seconds(stamp, where), lengths[0], lengths[1]
+    ids, size = row.get("hash_ids"), row.get("block_size", 512)
+    if ids is None or isinstance(ids, str):
+        return TraceRow(_seconds(stamp, where), lengths[0], lengths[1])
+    if not isinstance(ids, list) or not all(isinstance(each, int) for each in ids):
+        raise ConfigError(f"{where}: hash_ids must be a list of whole numbers")
+    if not isinstance(size, int) or not 1 <= size <= MAX_TOKENS:
+        raise ConfigError(f"{where}: block_size must be a number of tokens, got {size!r}")
+    ids = ids[: lengths[0] // size]
+    return TraceRow(_seconds(stamp, where), lengths[0], lengths[1], tuple(ids), size)
 
 
 def _cell(cells: dict[str, Any], names: tuple[str, ...], where: str) -> str:
