@@ -11,6 +11,7 @@ from tests.bench.harness import run, run_against
 
 
 def test_first_token_after_a_second_then_one_each_ten_milliseconds() -> None:
+    """B135: the first token is no gap."""
     report = run(Behaviour(first_s=1.0, gap_s=0.01), num_prompts=8, concurrency=(8,), output_len=60)
     (level,) = report.levels
     summary = level.summary
@@ -39,6 +40,7 @@ def test_five_tokens_a_piece_count_five_for_tpot_and_one_gap_for_itl() -> None:
 
 
 def test_a_fifth_of_errors_is_counted_apart_and_never_as_good() -> None:
+    """B137."""
     behaviour = Behaviour(gap_s=0.001, fail_every=5)
     report = run(behaviour, num_prompts=50, concurrency=(5,), output_len=8, ttft_ms=60_000)
     (level,) = report.levels
@@ -62,11 +64,13 @@ def test_a_fifth_of_errors_is_counted_apart_and_never_as_good() -> None:
     ],
 )
 def test_failures_keep_their_kind(fail_with: int | str, kind: FailureKind) -> None:
+    """B137."""
     report = run(Behaviour(fail_every=2, fail_with=fail_with), num_prompts=6, output_len=8)
     assert report.levels[0].summary.failures == {str(kind): 3}
 
 
 def test_a_freeze_of_ten_seconds_at_twenty_requests_a_second_is_the_p99() -> None:
+    """B139."""
     behaviour = Behaviour(freeze_on=20, freeze_s=10.0)
     report = run(behaviour, num_prompts=230, rate=(20.0,), burstiness=10.0, output_len=1)
     (level,) = report.levels

@@ -49,6 +49,7 @@ class FakeTensor:
 
 
 def test_kv_bytes_per_token_of_a_7b_are_not_those_of_full_attention() -> None:
+    """B141."""
     per_block = kv_block_bytes(QWEN_7B, CacheConfig(kv_cache_dtype=KVCacheDType.F16))
     assert per_block // 16 == 57_344
     assert per_block * 3072 // 16 == 168 << 20
@@ -101,12 +102,14 @@ def test_what_cannot_fit_is_refused_with_sizes_and_remedies(
 
 
 def test_available_memory_is_memavailable_not_free(tmp_path: Path) -> None:
+    """B147."""
     _write(tmp_path, "proc/meminfo", "MemTotal: 100 kB\nMemFree: 1 kB\nMemAvailable: 77 kB\n")
     assert read_available_memory(tmp_path) == 77 * 1024
 
 
 @pytest.mark.parametrize("stat", ["", "inactive_file 1000\n"])
 def test_cgroup_limit_counts_with_its_page_cache_reclaimable(tmp_path: Path, stat: str) -> None:
+    """B147."""
     _write(tmp_path, "proc/meminfo", "MemAvailable: 1000 kB\n")
     _write(tmp_path, "sys/fs/cgroup/memory.max", "50000\n")
     _write(tmp_path, "sys/fs/cgroup/memory.current", "20000\n")

@@ -23,6 +23,7 @@ def test_portable_kernels_are_always_there() -> None:
 
 
 def test_best_kernels_are_the_default() -> None:
+    """B149: by the capability score, which measurements have ordered."""
     assert create_backend(num_threads=1).isa == _native.available_isas()[0]
 
 

@@ -35,6 +35,7 @@ def affinity(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 
 def test_affinity_mask_counts_not_the_machine(tmp_path: Path, affinity: set[int]) -> None:
+    """B145."""
     write(tmp_path, topology([(0, core) for core in range(16)]))
     affinity -= set(range(4, 16))
     assert default_num_threads(tmp_path) == 4
@@ -61,6 +62,7 @@ def test_without_topology_every_cpu_counts(tmp_path: Path, affinity: set[int]) -
 def test_quota_v2_rounds_down_to_whole_cpus(
     tmp_path: Path, affinity: set[int], cpu_max: str, expected: int
 ) -> None:
+    """B145."""
     write(tmp_path, {"proc/self/cgroup": "0::/app", "sys/fs/cgroup/app/cpu.max": cpu_max})
     assert default_num_threads(tmp_path) == expected
 

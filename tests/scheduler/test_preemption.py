@@ -83,6 +83,7 @@ def test_growth_reserve_shrinks_towards_the_end_of_a_request() -> None:
 
 @pytest.mark.parametrize("cache", [True, False])
 def test_pool_of_1024_tokens_finishes_four_requests_of_512(cache: bool) -> None:
+    """B109."""
     harness = Harness(num_blocks=64, enable_prefix_caching=cache)
     harness.add(*[make_request(f"r{i}", make_prompt(256, i), max_tokens=256) for i in range(4)])
     harness.run()
@@ -194,6 +195,7 @@ def test_prompt_logprobs_survive_a_preemption_half_way_through_the_prompt() -> N
 
 @pytest.mark.parametrize("share", [1.0, 0.6, 0.3])
 def test_scarce_memory_slows_smoothly_and_finishes_everything(share: float) -> None:
+    """B111."""
     rng = random.Random(1)
     harness = Harness(
         num_blocks=max(40, int(16 * 300 / 16 * share)),

@@ -52,6 +52,7 @@ def ttft_alone(num_tokens: int, **costs: float) -> float:
 @pytest.mark.parametrize("num_tokens", [4000, 16_000])
 @pytest.mark.parametrize("num_streams", [1, 4, 12])
 def test_long_prompt_neither_stalls_streams_nor_starves(num_streams: int, num_tokens: int) -> None:
+    """B115."""
     harness = make_machine(50.0)
     streams = [f"s{i}" for i in range(num_streams)]
     for index, name in enumerate(streams):

@@ -80,6 +80,7 @@ def test_special_tokens_tools_documents_and_extra_arguments_reach_the_template()
     ],
 )
 def test_renders_as_hugging_face_does(source: str, expected: str) -> None:
+    """B85."""
     assert render(source) == expected
 
 

@@ -52,6 +52,7 @@ def build(metadata: dict[str, Any], **changes: Any) -> Tokenizer:
 def test_contradictory_metadata_is_refused_naming_the_key(
     changes: dict[str, Any], message: str
 ) -> None:
+    """B99."""
     metadata = bpe_metadata("smollm")
     assert len(metadata["tokenizer.ggml.tokens"]) == 359
     with pytest.raises(ModelFileError, match=f"tokenizer.ggml.{message}"):

@@ -220,6 +220,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_file_is_refused_specifically(tmp_path: Path, name: str) -> None:
+    """B97 is the last of them."""
     content, message = HOSTILE[name]
     path = tmp_path / "model.gguf"
     path.write_bytes(content)

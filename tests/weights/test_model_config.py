@@ -96,6 +96,7 @@ def test_value_given_per_layer_is_accepted_when_uniform(tmp_path: Path) -> None:
 def test_unknown_architecture_lists_known_ones_without_reading_weights(
     tmp_path: Path, arch: str
 ) -> None:
+    """B101."""
     metadata = {"general.architecture": arch}
     path = write_gguf(tmp_path / "m.gguf", metadata, {"w": _raw(GGMLType.IQ1_S, 4, 256)})
     started = time.process_time()

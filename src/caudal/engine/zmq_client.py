@@ -259,6 +259,9 @@ class ZmqEngineClient:
             self._handle_step(message)
         elif isinstance(message, EngineReady):
             self._info = message
+            self._stats = EngineStats(
+                num_blocks_total=message.num_blocks, num_blocks_free=message.num_blocks
+            )
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(message)
         elif isinstance(message, EngineFailed):
