@@ -117,3 +117,18 @@ async def test_no_diagnosis_before_the_engine_is_up() -> None:
         response = await app.http.get("/caudal/doctor")
         assert response.status_code == 503
         assert (await app.http.get("/caudal/trace")).text == ""
+
+
+@pytest.mark.parametrize("path", ["/caudal/trace", "/caudal/doctor"])
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9", "x"])
+async def test_bad_windows_are_named(app: Served, path: str, seconds: str) -> None:
+    response = await app.http.get(f"{path}?seconds={seconds}")
+    assert response.status_code == 400 and response.json()["error"]["param"] == "seconds"
+
+
+async def test_a_window_leaves_out_what_was_before(app: Served) -> None:
+    await ask(app.http, "earlier")
+    await asyncio.sleep(0.3)
+    await ask(app.http, "later")
+    assert len((await app.http.get("/caudal/trace?seconds=0.1")).text.splitlines()) == 1
+    assert len((await app.http.get("/caudal/trace?seconds=100")).text.splitlines()) == 2

@@ -60,6 +60,13 @@ COMMANDS = (
         "Fetch a model into the cache; print its path on standard output.",
     ),
     Command(
+        ("doctor",),
+        "caudal.cli.doctor",
+        "create",
+        "Say what limits a server, what would help, and how much.",
+        is_factory=True,
+    ),
+    Command(
         ("bench", "serve"),
         "caudal.cli.bench_serve",
         "create",

@@ -153,15 +153,21 @@ class LoadLog:
         """An entry by its serial, None once it is forgotten."""
         return None if serial is None else self._entries.get(serial)
 
-    def records(self) -> list[LoadRecord]:
-        """Ended and refused requests in order of arrival, beginnings numbered as they came."""
+    def records(self, seconds: float | None = None) -> list[LoadRecord]:
+        """Ended and refused requests in order of arrival, beginnings numbered as they came.
+
+        Those of the last `seconds` before the latest arrival; None: all.
+        """
+        entries = [e for e in self._entries.values() if e.end is not None or e.is_refused]
+        entries.sort(key=lambda entry: entry.arrival.arrival_s)
+        if seconds is not None and entries:
+            start_s = entries[-1].arrival.arrival_s - seconds
+            entries = [entry for entry in entries if entry.arrival.arrival_s >= start_s]
         numbers: dict[int, int] = {}
         made = []
-        for entry in self._entries.values():
-            if entry.end is not None or entry.is_refused:
-                ids = tuple(numbers.setdefault(key, len(numbers)) for key in entry.chain)
-                made.append(_record(entry, ids))
-        made.sort(key=lambda record: record.arrival_s)
+        for entry in entries:
+            ids = tuple(numbers.setdefault(key, len(numbers)) for key in entry.chain)
+            made.append(_record(entry, ids))
         return made
 
     def _remember(self, entry: Entry, token_ids: Sequence[int]) -> None:

@@ -36,24 +36,29 @@ class Practice:
     def __init__(self, state: AppState) -> None:
         self._state = state
         self._lock = asyncio.Lock()
-        self._last: tuple[float, Diagnosis] | None = None
+        self._last: tuple[float, float | None, Diagnosis] | None = None
 
-    async def diagnose(self) -> Diagnosis:
-        """What limits the server; raises UnavailableError before the engine is up."""
+    async def diagnose(self, seconds: float | None = None) -> Diagnosis:
+        """What limits the server, by the load of the last `seconds`.
+
+        Raises UnavailableError before the engine is up, RequestFailedError.
+        """
         async with self._lock:
-            if self._last is None or time.monotonic() - self._last[0] > FRESH_S:
-                observation = await self.observe()
-                diagnosis = await _diagnose_apart(observation)
-                self._last = time.monotonic(), diagnosis
-            return self._last[1]
+            if self._last is not None:
+                asked_s, of_seconds, diagnosis = self._last
+                if of_seconds == seconds and time.monotonic() - asked_s < FRESH_S:
+                    return diagnosis
+            diagnosis = await _diagnose_apart(await self.observe(seconds))
+            self._last = time.monotonic(), seconds, diagnosis
+            return diagnosis
 
-    async def observe(self) -> Observation:
+    async def observe(self, seconds: float | None = None) -> Observation:
         """Everything that a diagnosis looks at."""
         state = self._state
         facts = _facts(state)
         misses = await asyncio.to_thread(lint, state.load_log, facts.costs)
         return Observation(
-            records=state.load_log.records(),
+            records=state.load_log.records(seconds),
             facts=facts,
             host=_host(state.recorder.recent(WINDOW_S), facts.num_cores),
             hints=hints(misses),

@@ -1,8 +1,15 @@
-"""`/caudal/prefixes`: what the prefix lint says."""
+"""`/caudal/doctor` and its kin: their parameters, and what the prefix lint says."""
 
 from __future__ import annotations
 
 import msgspec
+
+
+class LoadQuery(msgspec.Struct, frozen=True):
+    """Query parameters."""
+
+    seconds: float | None = None
+    """Look only at requests of the last so many seconds before the latest one."""
 
 
 class PrefixQuery(msgspec.Struct, frozen=True):

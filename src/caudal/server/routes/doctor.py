@@ -12,25 +12,39 @@ from caudal.errors import InvalidRequestError
 from caudal.server.batch.access import owner_of, read_query
 from caudal.server.endpoint import ApiRoute
 from caudal.server.exchange import Exchange
-from caudal.server.protocol.diagnosis import PrefixQuery, PrefixReport
+from caudal.server.protocol.diagnosis import LoadQuery, PrefixQuery, PrefixReport
 from caudal.server.state import AppState
 
 MAX_SHOWN = 256
+MAX_SECONDS = 86_400
 
 
 async def diagnosis(state: AppState, exchange: Exchange) -> None:
     """Findings with evidence and remedies."""
-    await exchange.respond_json(await state.practice.diagnose())
+    seconds = _seconds(exchange)
+    await exchange.respond_json(await state.practice.diagnose(seconds))
 
 
 async def load_trace(state: AppState, exchange: Exchange) -> None:
     """The latest requests as JSON lines: times, lengths and common beginnings."""
-    records = state.load_log.records()
+    records = state.load_log.records(_seconds(exchange))
     start_s = records[0].arrival_s if records else 0.0
     block_size = state.engine.info.block_size if state.engine.is_ready else 0
     lines = [msgspec.json.encode(_row(record, start_s, block_size)) for record in records]
     body = b"".join(line + b"\n" for line in lines)
     await exchange.respond(body, content_type=b"application/jsonl")
+
+
+def _seconds(exchange: Exchange) -> float | None:
+    """The window that was asked for. Raises InvalidRequestError."""
+    seconds = read_query(exchange, LoadQuery).seconds
+    if seconds is not None and not 0 < seconds <= MAX_SECONDS:
+        raise InvalidRequestError(
+            f"seconds: must be above 0 and up to {MAX_SECONDS}.",
+            param="seconds",
+            code="invalid_value",
+        )
+    return seconds
 
 
 def _row(record: LoadRecord, start_s: float, block_size: int) -> dict[str, object]:
@@ -79,9 +93,18 @@ ROUTES = (
         diagnosis,
         "What limits the server, and what would help",
         Diagnosis,
-        errors=(500, 503),
+        query=LoadQuery,
+        errors=(400, 500, 503),
     ),
-    ApiRoute("GET", "/caudal/trace", load_trace, "The latest load", "application/jsonl"),
+    ApiRoute(
+        "GET",
+        "/caudal/trace",
+        load_trace,
+        "The latest load",
+        "application/jsonl",
+        query=LoadQuery,
+        errors=(400,),
+    ),
     ApiRoute(
         "GET",
         "/caudal/prefixes",
