@@ -58,7 +58,7 @@ async def test_snapshot_shows_open_requests_until_they_end(served: Served) -> No
     served.engine.step_gate.clear()
     task = asyncio.create_task(served.complete(max_tokens=5, n=2))
     async with asyncio.timeout(5):
-        while len(served.engine.accepted) < 2:
+        while not served.state.generations:
             await asyncio.sleep(0.001)
     live = (await served.http.get("/caudal/live")).json()
     assert [request["state"] for request in live["requests"]] == ["waiting", "waiting"]
@@ -86,7 +86,7 @@ async def test_client_that_leaves_is_cancelled_in_the_log(tmp_path: Path) -> Non
         served.engine.step_gate.clear()
         task = asyncio.create_task(served.complete(max_tokens=5))
         async with asyncio.timeout(5):
-            while not served.engine.accepted:
+            while not served.state.generations:
                 await asyncio.sleep(0.001)
         next(iter(served.state.generations)).client_left()
         await asyncio.gather(task, return_exceptions=True)

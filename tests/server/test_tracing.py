@@ -110,7 +110,7 @@ async def test_request_whose_client_left_is_marked(
     app.engine.step_gate.clear()
     task = asyncio.create_task(app.complete(max_tokens=5))
     async with asyncio.timeout(5):
-        while not app.engine.accepted:
+        while not app.state.generations:
             await asyncio.sleep(0.001)
     next(iter(app.state.generations)).client_left()
     app.engine.step_gate.set()

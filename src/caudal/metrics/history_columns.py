@@ -19,7 +19,7 @@ from caudal.metrics.server_metrics import REJECTION_REASONS
 Cell = float | None
 
 _FINISHED = ("stop", "length")
-_FAILED = ("error", "timeout", "abort")
+_FAILED = ("error", "timeout")
 
 
 def _counter(name: str) -> Callable[[Aggregate], Cell]:

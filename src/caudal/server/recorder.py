@@ -49,7 +49,8 @@ class Recorder:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        self._end_minute(int(time.time()) // MINUTE_S)
+        self.tick()
+        self._end_minute(self._minute)
         if self._keeper is not None:
             await asyncio.to_thread(self._keeper.close)
             self._keeper = None
