@@ -36,7 +36,7 @@ export async function request(path: string, init: RequestInit = {}): Promise<Res
   throw new ApiError(response.status, message);
 }
 
-export async function getJson<T>(path: string): Promise<T> {
-  const response = await request(path, { signal: AbortSignal.timeout(10_000) });
+export async function getJson<T>(path: string, timeoutMs = 10_000): Promise<T> {
+  const response = await request(path, { signal: AbortSignal.timeout(timeoutMs) });
   return (await response.json()) as T;
 }

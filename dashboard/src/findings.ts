@@ -5,6 +5,8 @@ import { byId, h, setText } from "./dom";
 import { formatDuration, formatName, formatNumber, formatValue } from "./format";
 import type { Child } from "./dom";
 
+const TIMEOUT_MS = 60_000;
+
 interface Prediction {
   metric: string;
   from: number;
@@ -42,30 +44,27 @@ export class Findings {
   private readonly panel = byId("doctor");
   private readonly list = byId("findings");
   private readonly note = byId("doctor-note");
-  private readonly button = byId<HTMLButtonElement>("doctor-again");
+  private readonly button = byId("doctor-again");
+  private isLooking = false;
 
   constructor() {
-    this.button.addEventListener("click", () => void this.lookAgain());
+    this.button.addEventListener("click", () => void this.refresh());
   }
 
+  /** Never rejects: what went wrong is told in the panel. */
   async refresh(): Promise<void> {
+    if (this.isLooking) return;
+    this.isLooking = true;
+    this.button.setAttribute("aria-disabled", "true");
     try {
-      this.show(await getJson<Diagnosis>("caudal/doctor"));
+      this.show(await getJson<Diagnosis>("caudal/doctor", TIMEOUT_MS));
     } catch (error) {
-      if (!(error instanceof ApiError)) throw error;
-      this.panel.hidden = error.status === 404;
-      setText(this.note, error.message);
-    }
-  }
-
-  private async lookAgain(): Promise<void> {
-    this.button.disabled = true;
-    try {
-      await this.refresh();
-    } catch {
-      setText(this.note, "The server does not answer.");
+      const isKnown = error instanceof ApiError;
+      if (isKnown && (error.status === 404 || error.status === 401)) this.panel.hidden = true;
+      setText(this.note, isKnown ? error.message : "no answer");
     } finally {
-      this.button.disabled = false;
+      this.isLooking = false;
+      this.button.removeAttribute("aria-disabled");
     }
   }
 

@@ -110,7 +110,7 @@ class Dashboard {
     }
     if (now >= this.nextDiagnosis) {
       this.nextDiagnosis = now + DIAGNOSIS_MS;
-      await this.findings.refresh();
+      void this.findings.refresh();
     }
   }
 

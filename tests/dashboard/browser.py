@@ -68,12 +68,15 @@ class Page:
         """The value of `expression` as soon as it is true."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not (value := await self.evaluate(expression)):
+                while True:
+                    # While a page is exchanged for the next one nothing can be asked of it.
+                    with contextlib.suppress(PageError):
+                        if value := await self.evaluate(expression):
+                            return value
                     await asyncio.sleep(0.05)
         except TimeoutError:
             text = await self.evaluate("document.body.innerText")
             raise PageError(f"never true: {expression}\n{text}\n{self.complaints}") from None
-        return value
 
     async def open(self, url: str) -> None:
         """Load `url` and wait until its script has run."""
@@ -99,10 +102,11 @@ class Page:
 
     async def press(self, key: str, code: int) -> None:
         """Press and release a key."""
-        for kind in ("rawKeyDown", "keyUp"):
-            await self.call(
-                "Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code
-            )
+        event = {"key": key, "windowsVirtualKeyCode": code}
+        # Forms are sent by the character, not by the key.
+        text = {"text": "\r"} if key == "Enter" else {}
+        await self.call("Input.dispatchKeyEvent", type="keyDown", **event, **text)
+        await self.call("Input.dispatchKeyEvent", type="keyUp", **event)
 
     async def write(self, text: str) -> None:
         """Type into what has the focus."""

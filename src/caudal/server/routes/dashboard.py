@@ -23,7 +23,7 @@ _TYPES = {
     ".js": b"text/javascript; charset=utf-8",
     ".css": b"text/css; charset=utf-8",
 }
-_FILE_NAME = re.compile(r"[a-z]+(-[A-Z0-9]+)?\.(js|css)")
+_FILE_NAME = re.compile(r"[a-z]{1,32}(-[A-Z0-9]{1,32})?\.(js|css)")
 
 _POLICY = "; ".join(
     [
