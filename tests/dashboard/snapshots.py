@@ -30,6 +30,30 @@ def make_request(**changes: Any) -> dict[str, Any]:
     }
 
 
+def make_minute() -> dict[str, Any]:
+    """A minute that misses the target of the first token."""
+    return {
+        "seconds": 60.0,
+        "requests": 90,
+        "finished": {"stop": 80},
+        "rejected": {"queue_ttft": 3},
+        "cancelled": 0,
+        "preemptions": 2,
+        "preempted_tokens": 64,
+        "cache_query_tokens": 1000,
+        "cache_hit_tokens": 800,
+        "cache_hit_rate": 0.8,
+        "ttft_ms": {"count": 90, "p50": 120.0, "p95": 640.0, "p99": 2500.0},
+        "tpot_ms": {"count": 90, "p50": 9.0, "p95": 41.0, "p99": 70.0},
+        **dict.fromkeys(("itl_ms", "e2e_ms", "queue_ms"), _NO_SPREAD),
+        "step_ms": 20.0,
+        "step_parts_ms": {"schedule": 1.0, "forward": 19.0},
+        "cpu_outside_kernels": 0.05,
+        "throttled_ratio": 0.0,
+        "steal_ratio": None,
+    }
+
+
 def make_snapshot(**changes: Any) -> LiveSnapshot:
     """Two requests run and one waits; `changes` replace whole parts."""
     waiting = make_request(id="cmpl-waits", state="waiting", ttft_ms=None, tokens_per_s=None)
@@ -75,26 +99,7 @@ def make_snapshot(**changes: Any) -> LiveSnapshot:
             "batch_output_tokens": 0.0,
             "steps": 20.0,
         },
-        "minute": {
-            "seconds": 60.0,
-            "requests": 90,
-            "finished": {"stop": 80},
-            "rejected": {"queue_ttft": 3},
-            "cancelled": 0,
-            "preemptions": 2,
-            "preempted_tokens": 64,
-            "cache_query_tokens": 1000,
-            "cache_hit_tokens": 800,
-            "cache_hit_rate": 0.8,
-            "ttft_ms": {"count": 90, "p50": 120.0, "p95": 640.0, "p99": 2500.0},
-            "tpot_ms": {"count": 90, "p50": 9.0, "p95": 41.0, "p99": 70.0},
-            **dict.fromkeys(("itl_ms", "e2e_ms", "queue_ms"), _NO_SPREAD),
-            "step_ms": 20.0,
-            "step_parts_ms": {"schedule": 1.0, "forward": 19.0},
-            "cpu_outside_kernels": 0.05,
-            "throttled_ratio": 0.0,
-            "steal_ratio": None,
-        },
+        "minute": make_minute(),
         "requests": [make_request(), make_request(id="batch-1", is_batch=True), waiting],
         "num_requests": 3,
     }

@@ -94,16 +94,20 @@ async def test_numbers_come_and_follow_what_runs(tmp_path: Path) -> None:
 @needs_bundle
 async def test_history_is_drawn_with_its_targets(tmp_path: Path) -> None:
     async with opened(tmp_path) as (served, page):
+        served.engine.info.settings = {"ttft_ms": 500.0, "tpot_ms": None}
         for _ in range(3):
             await served.complete(max_tokens=3)
         for window in ("1h", "24h", "7d", "30d"):
             await page.evaluate(f"document.getElementById('window-{window}').click()")
             label = "document.querySelector('.plot').getAttribute('aria-label')"
             await page.wait_for(f"/p50 [\\d.]+ m?s, .* m?s, .* m?s/.test({label})")
-        # A fake engine tells no targets of its own; the page shows those that it is told.
+        assert "target 500 ms" in await page.evaluate(label)
+        shown = "[...document.querySelectorAll('.dashes')].filter(e => e.checkVisibility()).length"
+        assert await page.evaluate(shown) == 1, "there is no other target"
         await page.evaluate("document.querySelector('.plot').focus()")
         await page.press("ArrowLeft", 37)
-        assert "Arrow keys" in await page.evaluate(label)
+        time = "[...document.querySelectorAll('.chart-time')].every(e => /:/.test(e.textContent))"
+        assert await page.evaluate(time), "all charts show the same moment"
 
 
 @needs_bundle
