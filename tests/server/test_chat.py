@@ -190,3 +190,11 @@ async def test_billing_nonce_does_not_change_the_prefix(is_on: bool) -> None:
 async def test_nonce_like_text_elsewhere_is_left_alone(app: Served) -> None:
     await app.chat(BILLING.format("65abc"), max_tokens=1)
     assert "cch=65abc;" in sent_text(app)
+
+
+async def test_fields_about_storage_and_speed_have_no_effect(app: Served) -> None:
+    guess = {"type": "content", "content": ANSWER}
+    answer = await app.chat(
+        store=True, metadata={"a": "b"}, prediction=guess, safety_identifier="x"
+    )
+    assert answer["choices"][0]["message"]["content"] == ANSWER

@@ -109,10 +109,11 @@ async def test_served_model_can_be_pulled_and_nothing_else_be_stored(
 
 
 async def test_unknown_path_has_the_shape_of_its_family(app: Served) -> None:
-    for path, shape in (("/api/nope", str), ("/v1/nope", dict)):
+    for path, shape in (("/api/nope", str), ("/v1/nope", dict), ("/v1/messages/batches", dict)):
         response = await app.http.post(path, json={})
         assert response.status_code == 404
         assert isinstance(response.json()["error"], shape)
+        assert (response.json().get("type") == "error") is path.startswith("/v1/messages")
 
 
 async def test_models_are_listed_for_the_anthropic_and_openai_clients(server: Served) -> None:

@@ -172,6 +172,7 @@ PATHS = {
     "/v1/chat/completions",
     "/v1/embeddings",
     "/v1/responses",
+    "/v1/responses/input_tokens",
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/",

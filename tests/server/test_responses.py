@@ -337,3 +337,16 @@ async def test_template_error_names_the_input(app: Served) -> None:
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, "input")
         assert "roles must alternate" in error["message"]
+
+
+async def test_input_tokens_are_those_of_the_answer(server: Served) -> None:
+    counted = await server.openai.responses.input_tokens.count(
+        model="tiny", input="hello", instructions="be brief"
+    )
+    answer = await server.openai.responses.create(
+        model="tiny", input="hello", instructions="be brief"
+    )
+    assert answer.usage is not None
+    assert counted.input_tokens == answer.usage.input_tokens
+    response = await server.http.post("/v1/responses/input_tokens", json={"input": 5})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "input")

@@ -135,7 +135,6 @@ CHAT_BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"functions": [{}]}, "functions"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"audio": {}}, "audio"),
-    ({"store": True}, "store"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),
     ({"chat_template": "{{ 1 }}"}, "chat_template"),
     ({"best_of": 2}, "best_of"),

@@ -10,6 +10,7 @@ from caudal.server.auth import ApiKeyGuard
 from caudal.server.endpoint import ApiRoute, Endpoint
 from caudal.server.errors import ErrorEncoder, HeadTooLargeError, error_body
 from caudal.server.exchange import Exchange, Receive, Scope, Send
+from caudal.server.generation.messages_answer import message_error_body
 from caudal.server.generation.ollama_answer import ollama_error_body
 from caudal.server.routes import (
     batches,
@@ -78,6 +79,8 @@ _ENCODERS: Mapping[str, ErrorEncoder] = MappingProxyType(
 
 def error_encoder(path: str) -> ErrorEncoder:
     """Errors have the shape of the path's API family, paths that do not exist included."""
+    if path.startswith("/v1/messages"):
+        return message_error_body
     return _ENCODERS.get(path) or (ollama_error_body if path.startswith("/api/") else error_body)
 
 

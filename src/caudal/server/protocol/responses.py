@@ -309,3 +309,10 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     truncation: str = "disabled"
     usage: ResponseUsage | None = None
     user: str | None
+
+
+class InputTokens(msgspec.Struct, frozen=True):
+    """How long a prompt would be."""
+
+    object: str
+    input_tokens: int

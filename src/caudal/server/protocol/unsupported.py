@@ -1,7 +1,8 @@
 """Fields of other servers that Caudal knows but does not offer, with their neutral values.
 
-A neutral value asks for nothing, so it is accepted; any other is refused by name. Fields that
-only label a request are accepted and have no effect. All other fields are ignored and logged.
+A neutral value asks for nothing, so it is accepted; any other is refused by name. Fields that only
+label a request, or could only make it faster, are accepted and have no effect. All other fields
+are ignored and logged.
 """
 
 from __future__ import annotations
@@ -42,8 +43,6 @@ CHAT_UNSUPPORTED: Mapping[str, Neutral] = MappingProxyType(
         "echo": (None, False),
         "modalities": (None, ["text"]),
         "audio": (None,),
-        "prediction": (None,),
-        "store": (None, False),
         "reasoning": (None,),
         "web_search_options": (None,),
         "verbosity": (None, "medium"),
@@ -57,10 +56,12 @@ WITHOUT_EFFECT = frozenset(
     {
         "metadata",
         "parallel_tool_calls",
+        "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",
         "request_id",
         "safety_identifier",
+        "store",
     }
 )
 

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`."""
+"""`POST /v1/responses` and `POST /v1/responses/input_tokens`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 
 from caudal.errors import InvalidRequestError
 from caudal.server.body import BodyDecoder
+from caudal.server.conversation import prepare_chat
 from caudal.server.endpoint import ApiRoute
 from caudal.server.errors import renamed_params
 from caudal.server.exchange import Exchange
@@ -15,6 +16,7 @@ from caudal.server.protocol.chat import ChatCompletionRequest
 from caudal.server.protocol.responses import (
     INCLUDE_LOGPROBS,
     RESPONSES_UNSUPPORTED,
+    InputTokens,
     ResponseObject,
     ResponsesRequest,
 )
@@ -61,6 +63,17 @@ async def create_response(state: AppState, exchange: Exchange) -> None:
         exchange.reply_headers.append((b"x-request-id", plan.request_id.encode()))
         writer = ResponsesAnswerWriter(plan, model, int(time.time()), body)
         await serve_generation(state, exchange, model, plan, writer)
+
+
+async def count_input_tokens(state: AppState, exchange: Exchange) -> None:
+    """Tokens of the prompt that the input would make."""
+    await state.turns.take()
+    data = await state.read_json(exchange)
+    body = _DECODER.decode(data, state.unknown_fields)
+    model = state.require_model(body.model)
+    with renamed_params(_PARAMS), renamed_fields(_FIELDS):
+        chat = await prepare_chat(state, model, _chat_body(body))
+    await exchange.respond_json(InputTokens("response.input_tokens", len(chat.token_ids)))
 
 
 def _chat_body(body: ResponsesRequest) -> ChatCompletionRequest:
@@ -125,5 +138,14 @@ ROUTES = (
         errors=(400, 404, 408, 413, 415, 429, 500, 503),
         is_stream=True,
         is_generation=True,
+    ),
+    ApiRoute(
+        "POST",
+        "/v1/responses/input_tokens",
+        count_input_tokens,
+        "Count the tokens of an input",
+        InputTokens,
+        request=ResponsesRequest,
+        errors=(400, 404, 408, 413, 415, 503),
     ),
 )
