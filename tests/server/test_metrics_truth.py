@@ -62,11 +62,13 @@ async def log_rows(server: RealServer) -> list[dict[str, Any]]:
 async def timed_stream(server: RealServer, prompt: str, max_tokens: int) -> float:
     """Seconds from sending a request to its first token, by the client's clock."""
     body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
-    started, first = time.monotonic(), 0.0
-    async with server.http.stream("POST", "/v1/completions", json=body) as response:
-        async for line in response.aiter_lines():
-            if not first and line.startswith("data: {"):
-                first = time.monotonic() - started
+    started = time.monotonic()
+    connection = await open_request(server.port, "/v1/completions", body)
+    async with asyncio.timeout(60):
+        await connection.reader.readuntil(b"data: {")
+        first = time.monotonic() - started
+        assert b"[DONE]" in await connection.reader.read()
+    await connection.close()
     return first
 
 
@@ -126,7 +128,7 @@ async def test_counts_equal_those_of_the_request_log_and_of_the_engine(server: R
 async def test_first_token_is_within_five_percent_of_the_clients_clock(server: RealServer) -> None:
     """Two at a time, so that most wait: what a queue does to users must show in full."""
     before = await settled(server)
-    seen = await asyncio.gather(*(timed_stream(server, f"q {i}", 300) for i in range(10)))
+    seen = await asyncio.gather(*(timed_stream(server, f"q {i}", 900) for i in range(10)))
     grown = await settled(server)
     grown.subtract(before)
     name = "caudal_time_to_first_token_seconds"
@@ -174,10 +176,15 @@ async def test_snapshot_knows_the_settings_and_where_requests_are(server: RealSe
     assert minute["step_ms"] == pytest.approx(sum(minute["step_parts_ms"].values()), rel=0.05)
 
 
-async def test_history_outlives_the_server(tiny_model: Path, tmp_path: Path) -> None:
+async def test_history_outlives_kills_and_stops(tiny_model: Path, tmp_path: Path) -> None:
+    """A killed server (`kill -9`) loses its last ten seconds, one that is told to stop nothing."""
     flags = ("--data-dir", str(tmp_path))
     async with serving(tiny_model, *flags) as server:
-        await server.complete(max_tokens=7, ignore_eos=True)
+        await server.complete(max_tokens=3, ignore_eos=True)
+        await asyncio.sleep(12)
+        server.process.kill()
+    async with serving(tiny_model, *flags) as server:
+        await server.complete(max_tokens=4, ignore_eos=True)
         server.process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(server.process.wait(), 20) == 0
     async with serving(tiny_model, *flags) as server:
@@ -185,4 +192,4 @@ async def test_history_outlives_the_server(tiny_model: Path, tmp_path: Path) -> 
         assert answer["is_kept"] is True
         rows = [dict(zip(answer["columns"], row, strict=True)) for row in answer["rows"]]
         assert sum(row["output_tokens"] for row in rows) == 7
-        assert sum(row["finished"] for row in rows) == 1
+        assert sum(row["finished"] for row in rows) == 2

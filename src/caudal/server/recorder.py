@@ -22,6 +22,8 @@ logger = logging.getLogger("caudal.server")
 INTERVAL_S = 1.0
 MINUTE_S = 60
 RATE_WINDOW_S = 10.0
+WRITE_S = 10
+"""A killed server loses what has happened since it last wrote: at most so many seconds."""
 
 
 class Recorder:
@@ -35,7 +37,7 @@ class Recorder:
         self._collector = Collector()
         self._task: asyncio.Task[None] | None = None
         self._keeper: HistoryKeeper | None = None
-        self._minute = int(self.started) // MINUTE_S
+        self._period = int(self.started) // WRITE_S
         self._collector.note(self._note())
 
     def start(self) -> None:
@@ -50,7 +52,7 @@ class Recorder:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
         self.tick()
-        self._end_minute(self._minute)
+        self._write()
         if self._keeper is not None:
             await asyncio.to_thread(self._keeper.close)
             self._keeper = None
@@ -83,12 +85,13 @@ class Recorder:
         return between(first, last)
 
     def tick(self) -> None:
-        """Take a reading for the history; hand the minute over if it has ended."""
+        """Take a reading for the history, and write now and then."""
         reading = self._note()
         self._collector.note(reading)
-        minute = int(reading.time) // MINUTE_S
-        if minute != self._minute:
-            self._end_minute(minute)
+        period = int(reading.time) // WRITE_S
+        if period != self._period:
+            self._write()
+            self._period = period
 
     def _note(self) -> Reading:
         """A reading of now; those that come within the same interval replace each other."""
@@ -110,9 +113,8 @@ class Recorder:
                 if keeper is None:
                     return
 
-    def _end_minute(self, minute: int) -> None:
-        """The minute before `minute` is over: hand it to the history."""
-        over, self._minute = self._minute, minute
+    def _write(self) -> None:
+        """Hand what has happened since the last time to its minute in the history."""
         taken = self._collector.take()
         if taken is not None and self._keeper is not None:
-            self._keeper.put(over * MINUTE_S, taken)
+            self._keeper.put(self._period * WRITE_S // MINUTE_S * MINUTE_S, taken)

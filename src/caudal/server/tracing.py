@@ -5,6 +5,7 @@ Attributes follow the semantic conventions for generative AI; nothing is recorde
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 FLAG = "--otlp-traces-endpoint"
 GRPC_PORT = 4317
+CLOSE_TIMEOUT_S = 3.0
 TRACES_PATH = "/v1/traces"
 PROVIDER = "caudal"
 
@@ -76,7 +78,7 @@ class Tracer:
 
         version = caudal_version()
         resource = Resource.create({"service.name": "caudal", "service.version": version})
-        self._provider = TracerProvider(resource=resource)
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("caudal", version)
         self._kind = SpanKind.SERVER
@@ -119,9 +121,10 @@ class Tracer:
         span.end(_ns(end))
 
     def close(self) -> None:
-        """Send what is left; blocks, but for a few seconds at most."""
-        self._provider.force_flush(3000)
-        self._provider.shutdown()
+        """Send what is left; blocks for a few seconds at most, if the collector is away."""
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(CLOSE_TIMEOUT_S)
 
     def _attributes(self, record: RequestRecord, operation: str) -> dict[str, Any]:
         attributes: dict[str, Any] = {
