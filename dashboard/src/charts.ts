@@ -38,7 +38,7 @@ export class Chart {
   private readonly targetValue = h("b", {}, "");
   private readonly targetItem = h(
     "span",
-    { class: "legend-item", hidden: true },
+    { class: "chart-target", hidden: true },
     h("i", { class: "dashes" }),
     "target ",
     this.targetValue,
@@ -67,8 +67,8 @@ export class Chart {
       h(
         "figcaption",
         {},
-        h("div", { class: "chart-head" }, h("h3", {}, spec.title), this.time),
-        h("div", { class: "legend" }, ...legend, this.targetItem),
+        h("div", { class: "chart-head" }, h("h3", {}, spec.title), this.targetItem, this.time),
+        h("div", { class: "legend" }, ...legend),
       ),
       this.canvas,
     );

@@ -71,7 +71,7 @@ export class Findings {
   private show(diagnosis: Diagnosis): void {
     const { findings, num_requests: number, window_s: seconds } = diagnosis;
     this.panel.hidden = false;
-    const seen = number === undefined ? "" : `from ${formatNumber(number)} requests`;
+    const seen = number === undefined ? "" : `from ${formatNumber(number)} ${number === 1 ? "request" : "requests"}`;
     setText(this.note, seconds ? `${seen} in ${formatDuration(seconds)}` : seen);
     const items = findings.map(makeFinding);
     const none = h("p", { class: "muted" }, "Nothing limits this server noticeably.");
@@ -108,7 +108,9 @@ function makeRemedy(remedy: Remedy): HTMLElement {
 }
 
 function makePrediction({ metric, from, to, gain_percent: gain }: Prediction): Child {
-  const change = `${formatValue(metric, from)} → ${formatValue(metric, to)}`;
-  const told = `predicted ${formatName(metric)}: ${change} (${gain >= 0 ? "better" : "worse"} by ${formatNumber(Math.abs(gain))} %)`;
+  // Relative predictions begin at 1 and say no more than the gain does.
+  const change = from === 1 ? "" : `: ${formatValue(metric, from)} → ${formatValue(metric, to)}`;
+  const verdict = `${gain >= 0 ? "better" : "worse"} by ${formatNumber(Math.abs(gain))} %`;
+  const told = `predicted ${formatName(metric)}${change}, ${verdict}`;
   return h("strong", { class: gain >= 0 ? "gain" : "loss" }, told);
 }

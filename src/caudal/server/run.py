@@ -243,7 +243,8 @@ def _announce(spec: ServeSpec, state: AppState, listener: socket.socket) -> None
     is_tls = spec.config.ssl_certfile is not None
     url, insecure = f"http{'s' if is_tls else ''}://{host}:{port}", " -k" if is_tls else ""
     spec.announce(
-        f"Ready: {state.model.name} at {url}  Try:  curl{insecure} {url}"
+        f"Ready: {state.model.name} at {url}  Dashboard: {url}/dashboard  "
+        f"Try:  curl{insecure} {url}"
         f"/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'"
     )
     sys.stdout.flush()
