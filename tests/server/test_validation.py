@@ -32,6 +32,7 @@ COMMON_BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 2.1}, "presence_penalty"),
     ({"frequency_penalty": -2.1}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 5e-324}, "repetition_penalty"),
     ({"seed": 2**63}, "seed"),
     ({"seed": 1.5}, "seed"),
     ({"n": 0}, "n"),

@@ -23,6 +23,8 @@ StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Count = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100)]
+"""Logits are divided by it: one near 0 would make them infinite."""
 Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
 
@@ -57,7 +59,7 @@ class GenerationBody(FormFields, kw_only=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     """Token id (as a string) to bias."""
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None

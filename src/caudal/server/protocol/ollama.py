@@ -10,7 +10,14 @@ import msgspec
 from msgspec import Meta
 
 from caudal.server.protocol.chat import CHAT_ROLES, MAX_MESSAGES
-from caudal.server.protocol.common import INT32_MAX, JsonObject, Penalty, StopString, StopStrings
+from caudal.server.protocol.common import (
+    INT32_MAX,
+    JsonObject,
+    Penalty,
+    RepetitionPenalty,
+    StopString,
+    StopStrings,
+)
 from caudal.server.protocol.embeddings import MAX_INPUTS
 from caudal.server.protocol.structured import JsonSchema
 from caudal.server.protocol.tools import MAX_CALLS_IN_MESSAGE, Tools
@@ -62,7 +69,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     num_predict: Annotated[int, Meta(ge=-2, le=INT32_MAX)] | None = None
     """Output tokens at most; 0 or less: the rest of the context."""
     stop: StopString | StopStrings | None = None
-    repeat_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repeat_penalty: RepetitionPenalty | None = None
     """Over the whole prompt and output. Default 1: none."""
     repeat_last_n: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
     """0 switches repeat_penalty off; no other value has an effect."""

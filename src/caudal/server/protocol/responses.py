@@ -15,6 +15,7 @@ from caudal.server.protocol.common import (
     JsonObject,
     Logprobs,
     Penalty,
+    RepetitionPenalty,
     ServiceTier,
     StopString,
     StopStrings,
@@ -171,7 +172,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: StopString | StopStrings | None = None
     ignore_eos: bool | None = None
