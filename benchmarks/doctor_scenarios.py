@@ -134,7 +134,7 @@ def examine(model: str, case: Case) -> tuple[Diagnosis, Verification | None]:
         send(url, trace_of(case.arrivals))
         # The two requests with which the client learns how tokens are counted come before.
         seconds = case.arrivals[-1] - case.arrivals[0] + 0.05
-        page = get_page(f"{url}/caudal/doctor?seconds={seconds:.2f}")
+        page = get_page(f"{url}/caudal/doctor?seconds={seconds:.2f}", timeout_s=120)
         trace = get_page(f"{url}/caudal/trace?seconds={seconds:.2f}")
     if page is None or trace is None:
         raise SystemExit("the server gave no diagnosis")

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import random
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from caudal.config import SchedulerConfig
 from caudal.diagnosis.doctor import diagnose
-from caudal.diagnosis.report import Diagnosis, Finding, HostReport, Observation, ReorderHint
+from caudal.diagnosis.report import (
+    Diagnosis,
+    Finding,
+    HostReport,
+    LoadRecord,
+    Observation,
+    ReorderHint,
+)
 from caudal.diagnosis.scenario import Predictor, Scenario
 from caudal.simulation.machine import SimulatedRequest
 from tests.diagnosis.scenarios import (
@@ -186,3 +195,39 @@ def test_more_threads_than_cores_are_named_with_the_flag() -> None:
 def test_few_requests_are_no_evidence(count: int) -> None:
     site = Site(chats([0.0] * count))
     assert diagnose(observe(site, site.run())).findings == []
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_was_recorded_is_diagnosed(seed: int) -> None:
+    """Loads that no server would have recorded so: nothing may raise, every number is finite."""
+    source = random.Random(seed)
+
+    def some(high: float) -> float | None:
+        return source.choice([None, 0.0, source.uniform(0, high)])
+
+    records = [
+        LoadRecord(
+            arrival_s=source.choice([0.0, source.uniform(0, 30)]),
+            num_prompt_tokens=source.randint(1, 300),
+            num_output_tokens=source.choice([0, 1, source.randint(0, 60)]),
+            max_tokens=source.randint(0, 80),
+            num_cached_tokens=source.randint(0, 300),
+            ttft_ms=some(9000),
+            tpot_ms=some(200),
+            num_waiting=source.randint(0, 50),
+            num_running=source.randint(0, 8),
+            kv_used=source.uniform(0, 1),
+            num_preemptions=source.randint(0, 2),
+            is_refused=source.random() < 0.3,
+            prefix_ids=tuple(range(source.randint(0, 25))),
+        )
+        for _ in range(source.choice([12, 13, 60]))
+    ]
+    records.sort(key=lambda record: record.arrival_s)
+    seen = observe(Site([], num_blocks=source.choice([1, 20, 400])), Site(chats([0.0])).run())
+    diagnosis = diagnose(Observation(records=records, facts=seen.facts))
+    encoded = msgspec.json.encode(diagnosis)
+    assert msgspec.json.decode(encoded, type=Diagnosis) == diagnosis
+    assert b"null" not in encoded.replace(b'"predicted":null', b"").replace(
+        b'"model_error_percent":null', b""
+    )

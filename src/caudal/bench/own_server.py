@@ -58,10 +58,10 @@ def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
         time.sleep(0.05)
 
 
-def get_page(url: str) -> str | None:
+def get_page(url: str, timeout_s: float = 5.0) -> str | None:
     """The body of a page; None if it cannot be had."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as response:
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:
             return str(response.read().decode("utf-8", "replace"))
     except (urllib.error.URLError, OSError):
         return None

@@ -259,7 +259,7 @@ class Pharmacy:
             self._predict(self._scenario.with_costs(0.5)),
             "A machine that computes twice as fast.",
         )
-        number = max(2, math.ceil(load / TARGET_LOAD)) if math.isfinite(load) else 2
+        number = max(2, math.ceil(load / TARGET_LOAD))
         yield Remedy(
             "more_servers",
             "",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -17,6 +16,8 @@ from caudal.simulation.machine import Machine, Outcome, SimulatedRequest, simula
 MAX_REQUESTS = 400
 MAX_OUTPUT_TOKENS = 40_000
 """Of the latest requests so many are simulated: a few seconds at most for one configuration."""
+MAX_LOAD = 100.0
+"""More than this is not told apart: all came at one moment."""
 DONE_SHARE = 0.9
 """Part of a load whose end tells how fast all of it would go; the tail runs alone."""
 
@@ -245,11 +246,11 @@ class Predictor:
         """
         scenario = scenario or self.scenario
         if scenario.span_s <= 0:
-            return math.inf
+            return MAX_LOAD
         outcome = self.outcome(scenario.at_once())
         ends = sorted(result.end_s for result in outcome.results if result.end_s is not None)
         if not ends:
             return 0.0
         end_s = ends[min(len(ends) - 1, int(len(ends) * DONE_SHARE))]
         # When nine tenths are done the others are about halfway.
-        return end_s / ((1 + DONE_SHARE) / 2 * scenario.span_s)
+        return min(MAX_LOAD, end_s / ((1 + DONE_SHARE) / 2 * scenario.span_s))
