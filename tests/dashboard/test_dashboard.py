@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from caudal.config import ServerConfig
+from caudal.diagnosis.report import Diagnosis, Evidence, Finding, Prediction, Remedy
+from caudal.server.diagnosis import Practice
 from caudal.server.routes import dashboard
 from tests.dashboard.browser import Page, chromium, find_chromium
 from tests.server.harness import MODEL, Served, Setup, on_loopback
@@ -108,6 +110,38 @@ async def test_history_is_drawn_with_its_targets(tmp_path: Path) -> None:
         await page.press("ArrowLeft", 37)
         time = "[...document.querySelectorAll('.chart-time')].every(e => /:/.test(e.textContent))"
         assert await page.evaluate(time), "all charts show the same moment"
+
+
+@needs_bundle
+async def test_findings_are_shown_with_their_evidence_and_predicted_gains(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    remedy = Remedy(
+        action="quantise_kv",
+        flag="--kv-cache-dtype int8",
+        cost="quality",
+        predicted=Prediction("ttft_p95_ms", 8200.0, 3100.0, 62.2),
+        text="Quantise the <KV> cache.",
+    )
+    evidence = Evidence("ttft_climb", 0.9, 0.5, "It climbed for 11 minutes.")
+    finding = Finding("capacity", "Too much load", "critical", [evidence], [remedy])
+    given = [Diagnosis([finding], 812, 1800.0), Diagnosis([], 900, 1900.0)]
+
+    async def diagnose(*_: object) -> Diagnosis:
+        return given.pop(0)
+
+    monkeypatch.setattr(Practice, "diagnose", diagnose)
+    async with opened(tmp_path) as (_, page):
+        await page.wait_for("document.querySelector('.finding') != null")
+        told = await page.evaluate("document.getElementById('doctor').innerText")
+        for part in (
+            *("from 812 requests in 30 min", "Too much load", "It climbed for 11 minutes."),
+            *("Quantise the <KV> cache.", "--kv-cache-dtype int8", "costs quality"),
+            "predicted TTFT p95: 8.2 s → 3.1 s, better by 62.2 %",
+        ):
+            assert part in told, part
+        await page.evaluate("document.getElementById('doctor-again').click()")
+        await page.wait_for(f"{text_of('findings')}.includes('Nothing limits')")
 
 
 @needs_bundle
