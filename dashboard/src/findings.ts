@@ -3,6 +3,7 @@
 import { ApiError, getJson } from "./api";
 import { byId, h, setText } from "./dom";
 import { formatDuration, formatName, formatNumber, formatValue } from "./format";
+import { Prefixes } from "./prefixes";
 import type { Child } from "./dom";
 
 const TIMEOUT_MS = 60_000;
@@ -45,6 +46,7 @@ export class Findings {
   private readonly list = byId("findings");
   private readonly note = byId("doctor-note");
   private readonly button = byId("doctor-again");
+  private readonly prefixes = new Prefixes();
   private isLooking = false;
 
   constructor() {
@@ -58,6 +60,7 @@ export class Findings {
     this.button.setAttribute("aria-disabled", "true");
     try {
       this.show(await getJson<Diagnosis>("caudal/doctor", TIMEOUT_MS));
+      await this.prefixes.refresh();
     } catch (error) {
       const isKnown = error instanceof ApiError;
       if (isKnown && (error.status === 404 || error.status === 401)) this.panel.hidden = true;

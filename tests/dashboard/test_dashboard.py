@@ -60,6 +60,12 @@ async def long_request(served: Served) -> AsyncIterator[None]:
             await task
 
 
+async def look_again(page: Page) -> None:
+    """Ask for another diagnosis, when the one under way is there."""
+    await page.wait_for("document.querySelector('#doctor-again:not([aria-disabled])') != null")
+    await page.evaluate("document.getElementById('doctor-again').click()")
+
+
 def text_of(element_id: str) -> str:
     return f"document.getElementById('{element_id}').textContent"
 
@@ -140,8 +146,23 @@ async def test_findings_are_shown_with_their_evidence_and_predicted_gains(
             "predicted TTFT p95: 8.2 s → 3.1 s, better by 62.2 %",
         ):
             assert part in told, part
-        await page.evaluate("document.getElementById('doctor-again').click()")
+        await look_again(page)
         await page.wait_for(f"{text_of('findings')}.includes('Nothing limits')")
+
+
+@needs_bundle
+async def test_prompts_that_changed_early_are_shown_with_what_changed(tmp_path: Path) -> None:
+    text = "and the rest of the prompt is always the same long text about a river. " * 8
+    async with opened(tmp_path) as (served, page):
+        for number in range(4):
+            await served.complete(prompt=f"Request {number}: {text}", max_tokens=2)
+        report = (await served.http.get("/caudal/prefixes")).json()
+        assert report["patterns"], report
+        await look_again(page)
+        await page.wait_for("document.querySelector('#prefixes code') != null")
+        told = await page.evaluate("document.getElementById('prefixes').innerText")
+        assert report["patterns"][0]["changed"].strip() in told
+        assert "computed again" in told
 
 
 @needs_bundle
