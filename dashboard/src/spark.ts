@@ -5,9 +5,12 @@ import type { Maybe } from "./format";
 
 const WIDTH = 120;
 const HEIGHT = 28;
+/** Fewer values would look like specks of dust. */
+const FEWEST = 5;
 
 /** Draws `values` into `element`; missing ones leave a gap. */
 export function drawSpark(element: SVGElement, values: Maybe[], length: number): void {
+  if (values.length < FEWEST) return;
   const top = Math.max(1e-9, ...values.map((value) => value ?? 0));
   let path = "";
   let isDown = false;
