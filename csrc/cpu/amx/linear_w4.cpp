@@ -1,9 +1,10 @@
 // w4 x int8 or 12 bits on the tile unit: 16 tokens x 16 rows x 32 columns an instruction. With 12
 // bits the high parts meet the weights times 16 and the low parts the weights, in the same tile.
 //
-// The int32 products of a block are stored and scaled in vector registers, in the order of
-// numerics.h, while the tile unit works on the next block. A few blocks of a group are unpacked at a
-// time and meet all tiles; the float sums of each tile wait in memory between such chunks. All that
+// A few blocks of a group are unpacked at a time and meet all tiles of tokens. The int32 products of
+// these blocks are made first and then scaled in vector registers, in the order of numerics.h: one
+// after the other is faster than both at once, as half of the vector unit stands still for a while
+// after a tile instruction. The float sums of each tile wait in memory between such chunks. All that
 // is used again stays within half of L1, as the other hardware thread of the core may need the rest.
 #include "linear_kernels.h"
 
@@ -17,9 +18,8 @@ using avx512vnni::store_rows;
 
 constexpr int kBytes = static_cast<int>(kWeightBytes[static_cast<int>(WeightFormat::kW4)]);
 constexpr int kSlotValues = kMaxTileTokens * kRowsPerGroup;
-constexpr int kSlots = 2;  // blocks whose products are in memory at once
-constexpr int kDotBytes = kSlots * kSlotValues * static_cast<int>(sizeof(int32_t));
 constexpr int kChunk = 6;  // blocks unpacked at a time
+constexpr int kDotBytes = kChunk * kSlotValues * static_cast<int>(sizeof(int32_t));
 constexpr int kSumBytes = kTilesPerTask * kSlotValues * static_cast<int>(sizeof(float));
 constexpr int kHalfBytes = kRowsPerGroup * kBlockCols;  // a block's weights, once
 
@@ -29,7 +29,8 @@ constexpr int kValueBytes = kWide ? 2 * kBlockCols : kBlockCols;
 template <bool kWide>
 constexpr int kUnpackedBytes = kWide ? 2 * kHalfBytes : kHalfBytes;
 
-// Tile register 0 takes the products, 1 the activations, 2 the weights.
+// Tile registers 0, 1 and 2 take the products, the activations and the weights of one block; 3, 4
+// and 5 those of the next.
 struct TileConfig {
   uint8_t palette;
   uint8_t start_row;
@@ -42,28 +43,43 @@ static_assert(sizeof(TileConfig) == 64);
 void configure(int num_tokens, int value_bytes) {
   TileConfig config = {};
   config.palette = 1;
-  config.row_bytes[0] = 64;
-  config.rows[0] = static_cast<uint8_t>(num_tokens);
-  config.row_bytes[1] = static_cast<uint16_t>(value_bytes);
-  config.rows[1] = static_cast<uint8_t>(num_tokens);
-  config.row_bytes[2] = 64;
-  config.rows[2] = static_cast<uint8_t>(value_bytes / 4);
+  for (int i = 0; i < 6; i += 3) {
+    config.row_bytes[i] = 64;
+    config.rows[i] = static_cast<uint8_t>(num_tokens);
+    config.row_bytes[i + 1] = static_cast<uint16_t>(value_bytes);
+    config.rows[i + 1] = static_cast<uint8_t>(num_tokens);
+    config.row_bytes[i + 2] = 64;
+    config.rows[i + 2] = static_cast<uint8_t>(value_bytes / 4);
+  }
   asm volatile("ldtilecfg %0" : : "m"(config));
 }
 
 // Products of one block into `out`, [tokens][16 rows]. The compiler's intrinsics do not tell it that
 // a tile load reads memory.
-template <bool kWide>
+template <bool kWide, bool kIsOdd>
 inline void multiply(const std::byte* activations, const std::byte* weights, int32_t* out) {
-  asm volatile(
-      "tileloadd (%1,%3,1), %%tmm2\n"
-      "tileloadd (%0,%2,1), %%tmm1\n"
-      "tilezero %%tmm0\n"
-      "tdpbsud %%tmm2, %%tmm1, %%tmm0\n"
-      "tilestored %%tmm0, (%4,%3,1)\n"
-      :
-      : "r"(activations), "r"(weights), "r"(int64_t{kValueBytes<kWide>}), "r"(int64_t{64}), "r"(out)
-      : "memory");
+  const int64_t stride = kValueBytes<kWide>;
+  if constexpr (kIsOdd) {
+    asm volatile(
+        "tileloadd (%1,%3,1), %%tmm5\n"
+        "tileloadd (%0,%2,1), %%tmm4\n"
+        "tilezero %%tmm3\n"
+        "tdpbsud %%tmm5, %%tmm4, %%tmm3\n"
+        "tilestored %%tmm3, (%4,%3,1)\n"
+        :
+        : "r"(activations), "r"(weights), "r"(stride), "r"(int64_t{64}), "r"(out)
+        : "memory");
+  } else {
+    asm volatile(
+        "tileloadd (%1,%3,1), %%tmm2\n"
+        "tileloadd (%0,%2,1), %%tmm1\n"
+        "tilezero %%tmm0\n"
+        "tdpbsud %%tmm2, %%tmm1, %%tmm0\n"
+        "tilestored %%tmm0, (%4,%3,1)\n"
+        :
+        : "r"(activations), "r"(weights), "r"(stride), "r"(int64_t{64}), "r"(out)
+        : "memory");
+  }
 }
 
 // Blocks as bytes: [k / 4][16 rows][4]; wide ones 16 times the weights, then the weights.
@@ -118,20 +134,21 @@ void run_chunk(const TileArgs& args, const Chunk& chunk, float* sums) {
   constexpr int64_t kPanelBlock = kPanelBytes[kWide ? kInt12Panel : kInt8Panel] * kTokens;
   const std::byte* block = args.weights + (chunk.group * args.num_blocks + chunk.first) * kBytes;
   const std::byte* panel = args.panel + chunk.first * kPanelBlock;
-  const std::byte* unpacked = chunk.unpacked;
-  int32_t* const dots = chunk.dots;
   __m512 acc[kTokens];
 #pragma GCC unroll 16
   for (int t = 0; t < kTokens; ++t) {
     acc[t] = chunk.first == 0 ? _mm512_setzero_ps() : _mm512_load_ps(sums + 16 * t);
   }
-  multiply<kWide>(panel, unpacked, dots);
+  for (int64_t b = 0; b < chunk.count; b += 2) {
+    const std::byte* x = panel + b * kPanelBlock;
+    const std::byte* w = chunk.unpacked + b * kUnpackedBytes<kWide>;
+    multiply<kWide, false>(x, w, chunk.dots + b * kSlotValues);
+    if (b + 1 == chunk.count) break;
+    multiply<kWide, true>(x + kPanelBlock, w + kUnpackedBytes<kWide>,
+                          chunk.dots + (b + 1) * kSlotValues);
+  }
   for (int64_t b = 0; b < chunk.count; ++b) {
-    if (b + 1 < chunk.count) {
-      unpacked += kUnpackedBytes<kWide>;
-      multiply<kWide>(panel + kPanelBlock, unpacked, dots + (b + 1) % kSlots * kSlotValues);
-    }
-    scale_block<kTokens, kWide>(dots + b % kSlots * kSlotValues, block, panel, acc);
+    scale_block<kTokens, kWide>(chunk.dots + b * kSlotValues, block, panel, acc);
     block += kBytes;
     panel += kPanelBlock;
   }

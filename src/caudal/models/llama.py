@@ -66,8 +66,11 @@ class LlamaForCausalLM:
             qkv = ops.linear(h, layer.qkv)
             q = ops.rope_and_cache(qkv, index, layer.q_norm, layer.k_norm)
             h = ops.attention(q, index)
+            if layer is self.layers[-1]:
+                # No later layer needs the other rows.
+                h, x = ops.select_logits(h), ops.select_logits(x)
             x = ops.all_reduce(ops.linear(h, layer.attn_output, residual=x))
             h = ops.rms_norm(x, layer.ffn_norm, eps)
             h = ops.silu_mul(ops.linear(h, layer.gate_up))
             x = ops.all_reduce(ops.linear(h, layer.ffn_down, residual=x))
-        return ops.rms_norm(ops.select_logits(x), self.output_norm, eps)
+        return ops.rms_norm(x, self.output_norm, eps)
