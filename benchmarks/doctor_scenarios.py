@@ -66,15 +66,15 @@ class Case:
 def cases(capacity: float, seconds: float, block_bytes: int) -> list[Case]:
     """The three, in proportion to the requests a second that the machine can do."""
     source = random.Random(5)
-    climb = poisson(source, 1.8 * capacity, seconds)
-    size = max(12, round(0.9 * capacity))
-    pauses = max(3.0, seconds / 4)
-    heaps = [pauses * heap + 0.01 * index for heap in range(4) for index in range(size)]
-    steady = poisson(source, 0.4 * capacity, seconds)
+    climb = poisson(source, 1.8 * capacity, max(seconds, 40 / capacity))
+    size = max(24, round(1.6 * capacity))
+    pause = max(4.0, 2.5 * size / capacity)
+    heaps = [pause * heap + 0.01 * index for heap in range(4) for index in range(size)]
+    steady = poisson(source, 0.7 * capacity, max(seconds, 60 / capacity))
     tight = ("--kv-cache-memory", f"{24 * block_bytes}")
     return [
         Case("capacity", ("--max-num-seqs", "16"), climb),
-        Case("bursts", ("--max-num-seqs", "8"), heaps),
+        Case("bursts", ("--max-num-seqs", "4"), heaps),
         Case("kv_pressure", ("--max-num-seqs", "32", *tight), steady),
     ]
 

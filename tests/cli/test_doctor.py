@@ -29,7 +29,7 @@ FINDING = Finding(
         Remedy("more_servers", "", "hardware", PREDICTED, "Two of them."),
     ],
 )
-DIAGNOSIS = Diagnosis([FINDING], 300, 30.0, 4.0, ["--max-num-seqs", "8"])
+DIAGNOSIS = Diagnosis([FINDING], 300, 30.0, 4.0, 1.0, ["--max-num-seqs", "8"])
 PREFIXES = {
     "is_enabled": True,
     "num_requests": 2,

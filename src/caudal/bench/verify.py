@@ -72,6 +72,7 @@ def verify(
 ) -> Verification:
     """Replay `trace` (JSON lines) against two servers of our own, one after the other.
 
+    Of the trace those requests that the diagnosis looked at, the latest ones.
     Raises CaudalError if one does not start or answers nothing.
     """
     finding, remedy = choice
@@ -80,7 +81,8 @@ def verify(
     changed = with_flag(flags, remedy.flag)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.jsonl"
-        path.write_bytes(trace)
+        rows = trace.splitlines(keepends=True)[-diagnosis.num_requests :]
+        path.write_bytes(b"".join(rows))
         limit_s = max(1.0, diagnosis.window_s)
         before = _measure(model, flags, (path, limit_s), progress, "as it is")
         after = _measure(model, changed, (path, limit_s), progress, f"with {remedy.flag}")

@@ -150,7 +150,6 @@ def _verify(
         print_diagnosis(diagnosis)
     choice = choose_remedy(diagnosis, options.remedy)
     trace = server.fetch("/caudal/trace", seconds=seconds)
-    trace = b"".join(trace.splitlines(keepends=True)[-diagnosis.num_requests :])
     model = options.model or server.model_name()
     with BenchProgress() as progress:
         found = verify(model, diagnosis, trace, choice, progress)

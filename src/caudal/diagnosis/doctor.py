@@ -20,7 +20,7 @@ from caudal.diagnosis.serve_flags import serve_flags
 
 FULL_LOAD = 0.95
 """Load from which a steady climb means too little capacity."""
-KV_FULL = 0.8
+KV_FULL = 0.7
 """Held share of the KV cache (at one arrival in ten, or more) that is pressure if others wait."""
 WAITING_WITH_SEATS = 0.1
 """Share of arrivals that found others waiting though seats were free."""
@@ -39,12 +39,14 @@ def diagnose(observation: Observation) -> Diagnosis:
     records = latest(observation.records)
     findings: list[Finding] = []
     error: float | None = None
+    calibration = 1.0
     if len(records) >= MIN_POINTS and observation.facts.num_blocks > 0:
         examination = _Examination(observation, records)
         findings += examination.saturation()
         findings += examination.slow_streams()
         findings += find_prefix_trouble(observation, records, examination.predictor)
         error = examination.model_error_percent()
+        calibration = round(examination.predictor.calibration, 3)
     findings += find_host_trouble(observation)
     findings.sort(key=lambda finding: _SEVERITIES.index(finding.severity))
     return Diagnosis(
@@ -52,6 +54,7 @@ def diagnose(observation: Observation) -> Diagnosis:
         num_requests=len(records),
         window_s=round(records[-1].arrival_s - records[0].arrival_s, 3) if records else 0.0,
         model_error_percent=error,
+        calibration=calibration,
         serve_flags=serve_flags(observation.facts),
     )
 

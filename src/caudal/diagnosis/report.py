@@ -138,5 +138,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     """From the first of them to the last."""
     model_error_percent: float | None = None
     """How far the simulated TTFT (p95) is from the measured one; None: too little to tell."""
+    calibration: float = 1.0
+    """By which the engine's costs were multiplied to come that close."""
     serve_flags: list[str] = []
     """Flags that start a server configured as this one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -20,6 +21,11 @@ MAX_LOAD = 100.0
 """More than this is not told apart: all came at one moment."""
 DONE_SHARE = 0.9
 """Part of a load whose end tells how fast all of it would go; the tail runs alone."""
+MIN_CALIBRATED_MS = 200.0
+MAX_CALIBRATION = 1.3
+CALIBRATION_STEPS = 4
+CALIBRATED = 0.08
+"""Relative error of the simulated TTFT that is good enough."""
 
 Served = tuple[float | None, float | None]
 """TTFT and TPOT of a request, in milliseconds."""
@@ -197,9 +203,36 @@ class Predictor:
     """Simulates changes to one scenario; keeps what it has simulated."""
 
     def __init__(self, observation: Observation) -> None:
-        self.scenario = create_scenario(observation)
         self.measured = served_of(latest(observation.records))
         self._outcomes: dict[Scenario, Outcome] = {}
+        self.scenario, self.calibration = self._calibrated(create_scenario(observation))
+
+    def _calibrated(self, scenario: Scenario) -> tuple[Scenario, float]:
+        """The scenario with costs scaled so that it reproduces the measured TTFT, and the factor.
+
+        Close to its capacity a server waits twice as long for a few percent of slowness that the
+        fit of the costs rightly takes for outliers. Where nobody waited there is nothing to learn.
+        """
+        measured = ttft_p95(self.measured)
+        if measured < MIN_CALIBRATED_MS:
+            return scenario, 1.0
+
+        def error(factor: float) -> float:
+            served = served_in(self.outcome(scenario.with_costs(factor)))
+            return math.log(max(1e-6, ttft_p95(served)) / measured)
+
+        best = first = error(1.0)
+        factor, low, high = 1.0, 1.0 / MAX_CALIBRATION, MAX_CALIBRATION
+        low, high = (1.0, high) if first < 0 else (low, 1.0)
+        for _ in range(CALIBRATION_STEPS):
+            if abs(best) <= CALIBRATED:
+                break
+            middle = math.sqrt(low * high)
+            here = error(middle)
+            low, high = (middle, high) if here < 0 else (low, middle)
+            if abs(here) < abs(best):
+                best, factor = here, middle
+        return scenario.with_costs(factor), factor
 
     def outcome(self, scenario: Scenario) -> Outcome:
         """The simulated outcome of a scenario."""
