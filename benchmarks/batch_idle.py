@@ -36,6 +36,10 @@ from benchmarks.workloads import Prompt, make_text
 BATCH_LINES = 20_000
 SETTLE_S = 3.0
 """Time for a batch to reach its speed before it is measured."""
+MIN_IDLE_SHARE = 0.15
+"""Where users leave less idle, a share of it says nothing."""
+MIN_ANSWERS = 100
+"""Fewer have no 99th percentile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +249,17 @@ def format_report(phases: dict[str, list[Phase]], capacity: float) -> str:
         "",
         f"Users leave {idle:.0%} of the time idle. Batch: {beside:.0f} tok/s beside them, "
         f"{alone:.0f} alone, {capacity:.0f} without latency targets.",
-        f"Used of the idle capacity: {beside / (idle * alone):.0%} of what this server's batches "
-        f"reach, {beside / (idle * capacity):.0%} of what the machine can do.",
     ]
+    if idle < MIN_IDLE_SHARE:
+        lines.append("That is too little for a verdict: lower --rate, or use a quiet machine.")
+    else:
+        lines.append(
+            f"Used of the idle capacity: {beside / (idle * alone):.0%} of what this server's "
+            f"batches reach, {beside / (idle * capacity):.0%} of what the machine can do."
+        )
+    num_answers = min(sum(len(p.ttft_ms) for p in phases[name]) for name in p99)
+    if num_answers < MIN_ANSWERS:
+        lines.append(f"{num_answers} answers are too few for a 99th percentile.")
     return "\n".join(lines)
 
 

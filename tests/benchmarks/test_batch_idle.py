@@ -37,6 +37,16 @@ def test_report_compares_the_tails_and_the_idle_share() -> None:
     assert "75% of what this server's batches reach, 50% of what the machine can do" in report
 
 
+def test_report_gives_no_verdict_without_idle_time_or_enough_answers() -> None:
+    users = Phase([100.0] * 100, [10.0], [12.0], busy_share=0.99)
+    both = Phase([110.0] * 99, [10.5], [12.0], batch_tokens_per_s=19.0)
+    alone = Phase(batch_tokens_per_s=281.0)
+    report = format_report({"users": [users], "users and batch": [both], "batch": [alone]}, 181.0)
+    assert "Used of" not in report
+    assert "too little for a verdict" in report
+    assert "99 answers are too few" in report
+
+
 def test_series_are_summed_over_their_labels_and_not_over_namesakes() -> None:
     page = '# HELP a x\na{part="x"} 1.5\na{part="y"} 2.0\nab 7\na_total 9\n'
     assert _sum(page, "a") == 3.5
