@@ -231,3 +231,16 @@ def test_whatever_was_recorded_is_diagnosed(seed: int) -> None:
     assert b"null" not in encoded.replace(b'"predicted":null', b"").replace(
         b'"model_error_percent":null', b""
     )
+
+
+def test_one_heap_that_is_still_waiting_is_named_bursts() -> None:
+    """No climb, for nothing has come since; and no sawtooth, for it has not come back."""
+    times = [float(index) for index in range(14)] + [14.0] * 50
+    found, _ = findings_of(Site(chats(times), SchedulerConfig(max_num_seqs=4)))
+    assert list(found) == ["bursts"]
+
+
+def test_long_prompts_alone_are_no_saturation() -> None:
+    """Their first token takes seconds because reading them does; nobody is in their way."""
+    site = Site([SimulatedRequest(20.0 * i, 8000, 10) for i in range(20)], max_model_len=10_000)
+    assert findings_of(site)[0] == {}

@@ -154,3 +154,11 @@ def test_common_runs_are_equal_and_in_order(seed: int) -> None:
     for at, place, length in common_runs(ours, theirs, 0):
         assert at >= end and ours[at : at + length] == theirs[place : place + length]
         end = at + length
+
+
+def test_times_that_part_at_different_digits_are_one_pattern() -> None:
+    log = LoadLog()
+    for number in range(8):
+        ask(log, [1, 2, 3, number // 4, number % 4, *SYSTEM], at=float(number))
+    (pattern,) = patterns(lint(log, COSTS))
+    assert len(pattern.misses) == 7 and pattern.token == 3

@@ -103,9 +103,10 @@ def print_prefixes(report: PrefixReport) -> None:
 def _requests(report: PrefixReport) -> Padding:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("age", "prompt", "cached", "token", "lost", "ms"):
-        table.add_column(name, justify="right")
-    for name in ("reason", "from there on", "before it was"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
+        table.add_column(name, justify="right", no_wrap=True, min_width=6)
+    table.add_column("reason", no_wrap=True, min_width=12)
+    for name in ("from there on", "before it was"):
+        table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1)
     for miss in report.requests:
         table.add_row(
             *(f"{miss.age_s:.0f} s", str(miss.prompt_tokens), str(miss.cached_tokens)),

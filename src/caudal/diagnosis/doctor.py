@@ -26,6 +26,10 @@ WAITING_WITH_SEATS = 0.1
 """Share of arrivals that found others waiting though seats were free."""
 KV_CAUSE_PERCENT = 15.0
 """What a KV cache without bounds must bring for the cache to be a cause."""
+WAITING_FACTOR = 2.0
+"""TTFT p95 over its target from which a wait is one, whatever its shape."""
+WAITING_SHARE = 0.2
+"""Share of arrivals that find others waiting."""
 BURSTY = 1.6
 """Dispersion of arrivals from which they come in heaps."""
 SLOWDOWN = 1.3
@@ -99,12 +103,26 @@ class _Examination:
             else (ttft.shape is Shape.CLIMB)
         )
         load = self.predictor.load(ample)
+        spread = dispersion([record.arrival_s for record in self._records])
+        in_heaps = ttft.shape is Shape.SAWTOOTH or spread >= BURSTY
+        is_kept_waiting = kv is None and self._is_kept_waiting()
         if climbs and load >= FULL_LOAD:
             found.append(self._capacity(ttft, waiting, load))
-        elif ttft.shape is not Shape.FLAT and load < FULL_LOAD:
-            bursts = self._bursts(ttft, load)
-            found += [] if bursts is None else [bursts]
+        elif (ttft.shape is not Shape.FLAT or is_kept_waiting) and in_heaps:
+            found.append(self._bursts(ttft, load, spread))
+        elif is_kept_waiting and load >= FULL_LOAD:
+            found.append(self._capacity(ttft, waiting, load))
         return found
+
+    def _is_kept_waiting(self) -> bool:
+        """Whether TTFT is far above its target because requests find others waiting.
+
+        By the simulation: what a server knows of its queue when requests come together is old.
+        """
+        if ttft_p95(self.predictor.measured) < WAITING_FACTOR * self._target_ttft_ms:
+            return False
+        results = self.predictor.baseline.results
+        return mean([float(result.num_waiting > 0) for result in results]) >= WAITING_SHARE
 
     def _ample_factor(self) -> float:
         """Blocks for all seats at the longest recorded length, relative to those there are."""
@@ -184,23 +202,20 @@ class _Examination:
         title = "More work comes than this machine can do"
         return Finding("capacity", title, "critical", evidence, remedies)
 
-    def _bursts(self, ttft: Trend, load: float) -> Finding | None:
-        times = [record.arrival_s for record in self._records]
-        spread = dispersion(times)
-        if ttft.shape is not Shape.SAWTOOTH and spread < BURSTY:
-            return None
+    def _bursts(self, ttft: Trend, load: float, spread: float) -> Finding:
+        p95 = ttft_p95(self.predictor.measured)
         evidence = [
+            Evidence(
+                "ttft_p95_ms",
+                round(p95, 1),
+                self._target_ttft_ms,
+                f"One request in twenty waits {p95:,.0f} ms or longer for its first token.",
+            ),
             Evidence(
                 "load",
                 round(load, 3),
                 FULL_LOAD,
                 f"On the whole the requests ask for {load:.0%} of what this machine can do.",
-            ),
-            Evidence(
-                "ttft_teeth",
-                ttft.num_teeth,
-                2,
-                f"TTFT rises and comes back {ttft.num_teeth} times: a sawtooth, no climb.",
             ),
             Evidence(
                 "arrival_dispersion",
@@ -209,6 +224,10 @@ class _Examination:
                 f"Arrivals vary {spread:.1f} times as much as independent ones would.",
             ),
         ]
+        if ttft.num_teeth:
+            times = "once" if ttft.num_teeth == 1 else f"{ttft.num_teeth} times"
+            text = f"TTFT rises and comes back {times}: a sawtooth, no climb."
+            evidence.append(Evidence("ttft_teeth", ttft.num_teeth, 2, text))
         remedies = Pharmacy(self.predictor, self._observation.facts, "ttft_p95_ms").for_bursts(load)
         title = "Requests come in bursts"
         return Finding("bursts", title, self._severity(), evidence, remedies)
@@ -224,7 +243,7 @@ class _Examination:
         is_falling = trend.factor >= SLOWDOWN and trend.correlation > 0.5
         if not is_slow and not is_falling:
             return []
-        running = mean([float(record.num_running) for record in self._records])
+        running = _mean_running(self._records)
         limit = target or median / trend.factor
         evidence = [
             Evidence("tpot_p50_ms", round(median, 1), limit, f"A token takes {median:.0f} ms."),
@@ -238,7 +257,7 @@ class _Examination:
                 "running",
                 round(running, 1),
                 0,
-                f"{running:.0f} streams shared the machine on average.",
+                f"{running:.1f} streams shared the machine on average.",
             ),
         ]
         pharmacy = Pharmacy(self.predictor, self._observation.facts, "tpot_p50_ms")
@@ -252,6 +271,16 @@ class _Examination:
             if ttft_p95(self.predictor.measured) > 4 * self._target_ttft_ms
             else ("warning")
         )
+
+
+def _mean_running(records: list[LoadRecord]) -> float:
+    """Streams at a time, by Little's law: the time that all took over the time that passed."""
+    took_s = [(r.tpot_ms or 0.0) * max(0, r.num_output_tokens - 1) / 1e3 for r in records]
+    ends = [
+        r.arrival_s + (r.ttft_ms or 0.0) / 1e3 + took
+        for r, took in zip(records, took_s, strict=True)
+    ]
+    return sum(took_s) / max(1e-3, max(ends) - records[0].arrival_s)
 
 
 def _simulated_ttft(predictor: Predictor, num_blocks: int) -> list[tuple[float, float]]:

@@ -68,6 +68,7 @@ class Pattern:
     """Misses with one cause."""
 
     token: int
+    """The first place at which one of its prompts stopped matching."""
     reason: Reason
     misses: tuple[Miss, ...]
 
@@ -104,13 +105,16 @@ def lint(log: LoadLog, costs: StepCosts, owner: str | None = None) -> list[Miss]
 
 def patterns(misses: Sequence[Miss]) -> list[Pattern]:
     """Losses with one cause, the most expensive first."""
-    groups: dict[tuple[Reason, int, bytes], list[Miss]] = {}
+    groups: dict[tuple[Reason, bytes], list[Miss]] = {}
     for miss in misses:
         if miss.num_lost_tokens:
             stable = miss.entry.tokens[miss.changed[1] : miss.changed[1] + SHINGLE].tobytes()
             kind = stable if miss.reason is Reason.CHANGED else b""
-            groups.setdefault((miss.reason, miss.token, kind), []).append(miss)
-    found = [Pattern(token, reason, tuple(group)) for (reason, token, _), group in groups.items()]
+            groups.setdefault((miss.reason, kind), []).append(miss)
+    found = [
+        Pattern(min(miss.token for miss in group), reason, tuple(group))
+        for (reason, _), group in groups.items()
+    ]
     return sorted(found, key=lambda pattern: -pattern.num_lost_tokens)
 
 

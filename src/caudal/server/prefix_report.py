@@ -6,6 +6,7 @@ import time
 from array import array
 from collections.abc import Sequence
 
+from caudal.config import BLOCK_SIZE
 from caudal.diagnosis.prefix_lint import Miss, Pattern, Reason, patterns
 from caudal.server.protocol.diagnosis import PrefixMiss, PrefixPattern, PrefixReport
 from caudal.tokenizer.gguf_tokenizer import Tokenizer
@@ -42,7 +43,7 @@ def _pattern(pattern: Pattern, tokenizer: Tokenizer) -> PrefixPattern:
     stable = _text(tokenizer, own, end, end + SHOWN_TOKENS) if latest.num_stable_tokens else ""
     return PrefixPattern(
         token=pattern.token,
-        block=pattern.misses[0].block,
+        block=pattern.token // BLOCK_SIZE,
         reason=pattern.reason,
         num_requests=len(pattern.misses),
         lost_tokens=pattern.num_lost_tokens,
