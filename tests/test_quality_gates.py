@@ -125,7 +125,7 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
     """A package that only happens to be installed breaks the first stranger's start."""
     declared = {
         re.split(r"[\[<>=~ ]", r)[0].lower().replace("-", "_")
-        for extra in (None, "bench")  # what the extra brings is imported where it is used
+        for extra in (None, "bench", "otel")  # extras are imported where they are used
         for r in requirements.read_requirements(ROOT / "pyproject.toml", extra)
     }
     import_names = {"pyzmq": "zmq"}
