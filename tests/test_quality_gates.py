@@ -128,7 +128,7 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
         for extra in (None, "bench", "otel")  # extras are imported where they are used
         for r in requirements.read_requirements(ROOT / "pyproject.toml", extra)
     }
-    import_names = {"pyzmq": "zmq"}
+    import_names = {"pyzmq": "zmq", "opentelemetry_sdk": "opentelemetry"}
     # Promised by what is declared: uvicorn[standard], huggingface-hub.
     brought = {"uvloop", "httptools", "tqdm"}
     known = {import_names.get(d, d) for d in declared} | brought | {"caudal"}
