@@ -159,9 +159,10 @@ async def test_prompts_that_changed_early_are_shown_with_what_changed(tmp_path: 
         report = (await served.http.get("/caudal/prefixes")).json()
         assert report["patterns"], report
         await look_again(page)
-        await page.wait_for("document.querySelector('#prefixes code') != null")
+        changed = report["patterns"][0]["changed"].strip()
+        await page.wait_for(f"{text_of('prefixes')}.includes({changed!r})")
+        assert await page.evaluate("document.querySelector('#prefixes code') != null")
         told = await page.evaluate("document.getElementById('prefixes').innerText")
-        assert report["patterns"][0]["changed"].strip() in told
         assert "computed again" in told
 
 
