@@ -37,12 +37,12 @@ class EngineGauges(Protocol):
     predicted_ttft_ms: float
 
 
-class MetricsSource(Protocol):
-    """Where a scrape gets its numbers; read at scrape time only."""
+class Observed(Protocol):
+    """The numbers themselves; read when they are wanted."""
 
     @property
     def metrics(self) -> ServerMetrics:
-        """The server's own instruments."""
+        """The instruments of interactive requests."""
 
     @property
     def batch_metrics(self) -> ServerMetrics:
@@ -53,12 +53,16 @@ class MetricsSource(Protocol):
         """The engine's latest numbers (zeros before it is ready)."""
 
     @property
-    def is_engine_ready(self) -> bool:
-        """True while the engine answers."""
-
-    @property
     def num_preparing(self) -> int:
         """Requests that the server has and the engine has not."""
+
+
+class MetricsSource(Observed, Protocol):
+    """Where a scrape gets its numbers, and what it says about them."""
+
+    @property
+    def is_engine_ready(self) -> bool:
+        """True while the engine answers."""
 
     @property
     def targets_ms(self) -> Mapping[str, float]:

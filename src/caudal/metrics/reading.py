@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 
-from caudal.metrics.exposition_types import EngineGauges
+from caudal.metrics.exposition_types import Observed
 from caudal.metrics.instruments import quantile_s
 from caudal.metrics.machine import MachineCounters
-from caudal.metrics.server_metrics import ServerMetrics
 
 LATENCIES = {
     "ttft": "time_to_first_token",
@@ -39,26 +37,6 @@ _ENGINE_GAUGES = (
     *("num_blocks_total", "num_blocks_free", "num_blocks_cached", "num_blocks_held"),
     *("kv_wasted_fraction", "predicted_ttft_ms"),
 )
-
-
-class Observed(Protocol):
-    """Where a reading comes from."""
-
-    @property
-    def metrics(self) -> ServerMetrics:
-        """The instruments of interactive requests."""
-
-    @property
-    def batch_metrics(self) -> ServerMetrics:
-        """Those of offline batches."""
-
-    @property
-    def engine_gauges(self) -> EngineGauges:
-        """The engine's latest numbers."""
-
-    @property
-    def num_preparing(self) -> int:
-        """Requests that the server has and the engine has not."""
 
 
 @dataclass(frozen=True, slots=True)
