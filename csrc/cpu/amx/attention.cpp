@@ -125,15 +125,10 @@ class Task {
 
   // The blocks of a split; for many rows its values as tiles [plane][chunk][column of 16].
   void load_split(int split) {
-    const int begin = split * kSplitBlocks;
-    num_blocks_ = min_int(kSplitBlocks,
-                          (context_.num_tokens - split * kSplitTokens + kBlockSize - 1) / kBlockSize);
     const int num_columns = head_dim_ / kLanes;
-    for (int b = 0; b < num_blocks_; ++b) {
-      const std::byte* block = context_.block(begin + b);
-      blocks_[b] = block;
-      if (is_direct_) continue;
-      const std::byte* values = block + kPlanes * plane_;
+    const int num_blocks = find_blocks(context_, split, blocks_);
+    for (int b = 0; b < num_blocks && !is_direct_; ++b) {
+      const std::byte* values = blocks_[b] + kPlanes * plane_;
       prefetch_lines(lines_per_block_ / 2);
       // Four tokens of each dimension are a row of a tile; the weights have their order.
       for (int p = 0; p < kPlanes; ++p) {
@@ -165,16 +160,18 @@ class Task {
     next_block_ = 0;
     next_line_ = 0;
     if (split >= 0) {
-      find_next_in(context_, split);
+      num_next_ = find_blocks(context_, split, next_);
     } else if (next) {
-      find_next_in(Context(args_, *next), next->split_begin);
+      num_next_ = find_blocks(Context(args_, *next), next->split_begin, next_);
     }
   }
 
-  void find_next_in(const Context& context, int split) {
+  // The blocks of a split into `blocks`; returns their number.
+  static int find_blocks(const Context& context, int split, const std::byte** blocks) {
     const int left = context.num_tokens - split * kSplitTokens;
-    num_next_ = min_int(kSplitBlocks, (left + kBlockSize - 1) / kBlockSize);
-    for (int b = 0; b < num_next_; ++b) next_[b] = context.block(split * kSplitBlocks + b);
+    const int count = min_int(kSplitBlocks, (left + kBlockSize - 1) / kBlockSize);
+    for (int b = 0; b < count; ++b) blocks[b] = context.block(split * kSplitBlocks + b);
+    return count;
   }
 
   // To the second level: a split is larger than the first.
@@ -522,7 +519,6 @@ class Task {
   const int num_rows_;
   const bool is_direct_;
   const std::byte* blocks_[kSplitBlocks];
-  int num_blocks_ = 0;
   const std::byte* next_[kSplitBlocks];
   int num_next_ = 0;
   int next_block_ = 0;
