@@ -12,7 +12,8 @@ def test_observations_fall_into_the_first_bucket_not_below_them() -> None:
     histogram = Histogram((1.0, 2.0, 5.0))
     for value in (0.0, 1.0, 1.5, 2.0, 5.0, 5.1, 1e9):
         histogram.observe(value)
-    assert histogram.cumulative_buckets() == [("1.0", 2), ("2.0", 4), ("5.0", 5), ("+Inf", 7)]
+    assert histogram.bounds == ("1.0", "2.0", "5.0", "+Inf")
+    assert histogram.cumulative_counts() == [2, 4, 5, 7]
     assert histogram.count == 7
     assert histogram.sum == pytest.approx(1e9 + 14.6)
 

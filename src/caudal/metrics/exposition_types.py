@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from caudal.metrics.server_metrics import ServerMetrics
 
 
 class EngineGauges(Protocol):
-    """The engine's gauges and counters, as its messages carry them."""
+    """The engine's numbers that are reckoned with; all others are read by their names."""
 
-    num_running: int
     num_waiting: int
-    num_waiting_tokens: int
-    num_background_running: int
-    num_background_waiting: int
     num_blocks_total: int
-    num_blocks_free: int
-    num_blocks_cached: int
     num_blocks_held: int
     kv_wasted_fraction: float
-    num_preemptions: int
-    num_preempted_tokens: int
-    prefix_queries_tokens: int
-    prefix_hits_tokens: int
-    num_rejected: dict[str, int]
-    num_cancelled: int
-    num_finished: dict[str, int]
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_steps: int
     step_ms: dict[str, float]
     cpu_ms: dict[str, float]
-    predicted_ttft_ms: float
 
 
 class Observed(Protocol):
@@ -75,13 +57,3 @@ class MetricsSource(Observed, Protocol):
     @property
     def cache_labels(self) -> Mapping[str, str]:
         """Labels about the KV cache; empty before the engine is ready."""
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """A series of the page: its name without prefix, its help and where its value is."""
-
-    name: str
-    help: str
-    field: str
-    scale: float = 1.0

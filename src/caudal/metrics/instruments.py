@@ -37,7 +37,7 @@ LATENCY_DETAIL_S = _refined(LATENCY_BUCKETS_S, 0.0001)
 class Histogram:
     """Observations by bucket. Not thread-safe: one event loop owns it."""
 
-    __slots__ = ("_detail", "_shown", "counts", "sum")
+    __slots__ = ("_detail", "_shown", "bounds", "counts", "sum")
 
     def __init__(
         self,
@@ -47,7 +47,9 @@ class Histogram:
         """`detail`: bounds of the buckets inside, with all of `bounds`; none: just these."""
         self._detail = detail or bounds
         assert list(self._detail) == sorted(self._detail), "bucket bounds must ascend"
-        self._shown = [(repr(bound), self._detail.index(bound)) for bound in bounds]
+        self._shown = [*(self._detail.index(bound) for bound in bounds), len(self._detail)]
+        self.bounds = (*map(repr, bounds), "+Inf")
+        """Upper bounds that are shown, in Prometheus' text form."""
         self.counts = [0] * (len(self._detail) + 1)
         """By inner bucket, the last one without an upper bound."""
         self.sum = 0.0
@@ -62,11 +64,10 @@ class Histogram:
         """Number of observations."""
         return sum(self.counts)
 
-    def cumulative_buckets(self) -> list[tuple[str, float]]:
-        """(upper bound, observations up to it) in Prometheus' text form, ending with +Inf."""
+    def cumulative_counts(self) -> list[int]:
+        """Observations up to each of `bounds`."""
         totals = list(accumulate(self.counts))
-        shown = [(name, float(totals[index])) for name, index in self._shown]
-        return [*shown, ("+Inf", float(totals[-1]))]
+        return [totals[index] for index in self._shown]
 
 
 def create_latency_histogram() -> Histogram:
