@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -19,8 +21,9 @@ from caudal.errors import InvalidRequestError
 from caudal.llm import LLM
 from caudal.sampling_params import SamplingParams, StructuredOutputsParams
 from caudal.scheduler.output import FinishReason
-from caudal.structured_output.constraint import ConstraintError
-from caudal.structured_output.limits import COMPILE_TIMEOUT_S
+from caudal.structured_output.constraint import TOO_LONG, Constraint
+from caudal.structured_output.limits import COMPILE_TIMEOUT_S, MAX_STUCK_MASKS
+from caudal.structured_output.mask_thread import UNAVAILABLE
 from caudal.structured_output.vocabulary import GrammarVocabulary
 from tests.engine.engine_harness import Harness, Result
 
@@ -185,29 +188,44 @@ def test_any_token_that_ends_a_generation_ends_the_form(tiny_model: Path, create
     assert len(engine.executor.info.eog_token_ids) > 1
 
 
-def test_row_whose_grammar_gives_up_fails_alone(
-    create: Create, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class FakeMatcher:
+    """Stands in for the matcher of a row; `compute` is what a mask takes."""
+
+    def __init__(self, compute: Callable[[], object], *, has_error: bool = False) -> None:
+        self._compute = compute
+        self._has_error = has_error
+
+    def unsafe_compute_mask_ptr(self, address: int, num_bytes: int) -> None:
+        self._compute()
+
+    def is_error(self) -> bool:
+        return self._has_error
+
+
+def constraint_of(engine: Harness, request_id: str) -> Constraint:
+    states = engine.executor._runner._batch.states
+    while request_id not in states:
+        engine.step()
+    constraint: Constraint | None = states[request_id].constraint
+    assert constraint is not None
+    return constraint
+
+
+def replace_matcher(engine: Harness, request_id: str, matcher: FakeMatcher) -> None:
+    constraint = constraint_of(engine, request_id)
+    engine.executor._constrained.masks.wait()
+    constraint.matcher = matcher  # type: ignore[assignment]
+    constraint.has_mask = False
+
+
+def test_row_whose_grammar_gives_up_fails_alone(create: Create) -> None:
     engine = create()
     expected = engine.generate([PROMPT], GREEDY)[0].token_ids
     engine.add("bad", PROMPT, GREEDY)
     engine.add("good", PROMPT, GREEDY)
     engine.add("free", PROMPT, FREE)
     engine.step()
-    bad = engine.executor._runner._batch.states["bad"].constraint
-    assert bad is not None
-    good_matcher, words = bad.matcher, bad.num_words
-
-    class GivesUp:
-        """A constraint whose matcher has hit a limit."""
-
-        is_complete = False
-        matcher, num_words = good_matcher, words
-
-        def finish_mask(self, mask: Any) -> None:
-            raise ConstraintError("the grammar became too complex to follow any further")
-
-    engine.executor._runner._batch.states["bad"].constraint = GivesUp()
+    replace_matcher(engine, "bad", FakeMatcher(lambda: None, has_error=True))
     engine.run()
     assert engine.results["bad"].finish_reason is FinishReason.ERROR
     assert engine.results["bad"].error == "the grammar became too complex to follow any further"
@@ -215,7 +233,89 @@ def test_row_whose_grammar_gives_up_fails_alone(
     assert len(engine.results["free"].token_ids) == 40
 
 
-def test_masks_that_fail_as_a_whole_leave_free_rows_alone(
+def test_mask_that_never_comes_fails_its_request_alone(create: Create) -> None:
+    engine = create()
+    expected = engine.generate([PROMPT], GREEDY)[0].token_ids
+    engine.executor._constrained.masks.timeout_s = 0.5
+    slow = replace(GREEDY, structured_outputs=StructuredOutputsParams(regex="[a-z]{90}"))
+    for name, sampling in (("before", GREEDY), ("slow", slow), ("after", GREEDY), ("free", FREE)):
+        engine.add(name, PROMPT, sampling)
+    engine.step()
+    release = threading.Event()
+    replace_matcher(engine, "slow", FakeMatcher(release.wait))
+    started = time.monotonic()
+    engine.step()
+    engine.step()
+    assert 0.4 < time.monotonic() - started < 10
+    engine.run()
+    assert engine.results["slow"].finish_reason is FinishReason.ERROR
+    assert engine.results["slow"].error == TOO_LONG
+    for name in ("before", "after"):
+        assert engine.results[name].token_ids == expected
+    assert len(engine.results["free"].token_ids) == 40
+    # The grammar works again for those who ask later, whether or not the thread still hangs.
+    assert engine.generate([PROMPT], slow)[0].finish_reason is FinishReason.STOP
+    release.set()
+
+
+def test_rows_that_share_a_lock_with_one_that_hangs_fail_with_it(create: Create) -> None:
+    engine = create()
+    engine.executor._constrained.masks.timeout_s = 0.3
+    for name in ("first", "hangs", "last"):
+        engine.add(name, PROMPT, GREEDY)
+    engine.step()
+    release = threading.Event()
+    replace_matcher(engine, "hangs", FakeMatcher(release.wait))
+    engine.run()
+    release.set()
+    assert {result.error for result in engine.results.values()} == {TOO_LONG}
+
+
+def test_threads_that_hang_are_bounded(create: Create) -> None:
+    engine = create()
+    engine.executor._constrained.masks.timeout_s = 0.2
+    release = threading.Event()
+    errors = []
+    for number in range(MAX_STUCK_MASKS + 1):
+        form = StructuredOutputsParams(regex=f"[a-z]{{{90 + number}}}")
+        engine.add(str(number), PROMPT, replace(GREEDY, structured_outputs=form))
+        engine.step()
+        if number < MAX_STUCK_MASKS:
+            replace_matcher(engine, str(number), FakeMatcher(release.wait))
+        engine.run()
+        errors.append(engine.results[str(number)].error)
+    release.set()
+    assert errors == [TOO_LONG] * MAX_STUCK_MASKS + [UNAVAILABLE]
+    for worker in engine.executor._constrained.masks._stuck:
+        worker._thread.join(10)
+    assert engine.generate([PROMPT], GREEDY)[0].finish_reason is FinishReason.STOP
+
+
+def test_mask_that_is_merely_slow_does_no_harm(create: Create) -> None:
+    engine = create()
+    expected = engine.generate([PROMPT], GREEDY)[0].token_ids
+    engine.add("slow", PROMPT, GREEDY)
+    engine.step()
+    constraint = constraint_of(engine, "slow")
+    engine.executor._constrained.masks.wait()
+    real = constraint.matcher
+
+    class Slow:
+        """Takes its time, within the limit."""
+
+        def unsafe_compute_mask_ptr(self, address: int, num_bytes: int) -> None:
+            time.sleep(0.01)
+            real.unsafe_compute_mask_ptr(address, num_bytes)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    constraint.matcher = Slow()  # type: ignore[assignment]
+    engine.run()
+    assert engine.results["slow"].token_ids == expected
+
+
+def test_masks_that_fail_leave_free_rows_alone(
     create: Create, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = create()
@@ -223,10 +323,10 @@ def test_masks_that_fail_as_a_whole_leave_free_rows_alone(
     engine.add("free", PROMPT, FREE)
     engine.step()
 
-    def fail(executor: Any) -> None:
-        raise RuntimeError("internal text")
+    def fail(constraint: Constraint) -> None:
+        constraint.mask_error = RuntimeError("internal text")
 
-    monkeypatch.setattr(engine.executor._constrained, "_compute", fail)
+    monkeypatch.setattr(Constraint, "fill_mask", fail)
     engine.run()
     assert engine.results["form"].finish_reason is FinishReason.ERROR
     assert "internal text" not in str(engine.results["form"].error)

@@ -34,9 +34,8 @@ def compile_form(params: StructuredOutputsParams, kind: str = "gpt2") -> Constra
 
 def allowed_ids(constraint: Constraint, kind: str = "gpt2") -> list[int]:
     """Tokens that may come next."""
-    mask = np.zeros(vocabulary(kind).num_words, dtype=np.int32)
-    constraint.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-    constraint.finish_mask(mask)
+    constraint.fill_mask()
+    mask = constraint.take_mask()
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 MAX_CACHED_GRAMMARS = 256
 NUM_COMPILERS = 2
 WHERE = "structured_outputs"
+TOO_LONG = "the grammar took too long to be followed any further"
 
 
 class ConstraintError(CaudalError):
@@ -42,26 +43,42 @@ class Constraint:
     Not thread-safe: between the start of a mask and its end nothing else may be called.
     """
 
-    __slots__ = ("_runs", "_vocabulary", "is_complete", "matcher")
+    __slots__ = (
+        "_mask",
+        "_runs",
+        "_template",
+        "_vocabulary",
+        "has_mask",
+        "is_complete",
+        "mask_error",
+        "matcher",
+    )
 
-    def __init__(
-        self, matcher: LLMatcher, vocabulary: GrammarVocabulary, runs: NumberRuns | None
-    ) -> None:
-        self.matcher = matcher
-        self._vocabulary = vocabulary
-        self._runs = runs
+    def __init__(self, template: _Template) -> None:
+        self._template = template
+        self._vocabulary = template.vocabulary
+        self._runs = NumberRuns(template.trigger) if template.has_json else None
+        self._mask: NDArray[np.int32] = np.zeros(self._vocabulary.num_words, np.int32)
+        self.matcher = template.matcher.deep_copy()
         self.is_complete = False
         """An end-of-generation token has been accepted: nothing can follow."""
+        self.has_mask = False
+        """The mask of the present state has been computed, or is about to be."""
+        self.mask_error: Exception | None = None
 
-    @property
-    def num_words(self) -> int:
-        """32-bit words of a mask."""
-        return self._vocabulary.num_words
+    def give_up(self) -> None:
+        """Fail this and all others of its compiled grammar: their matchers share a lock.
+
+        Requests that come later compile the grammar anew.
+        """
+        self._template.is_stuck = True
 
     def accept(self, token_id: int) -> None:
         """Advance by a sampled token. Raises ConstraintError if the grammar does not allow it."""
+        self.has_mask = False
         if self.is_complete:
             return
+        self._check_lock()
         if not self.matcher.consume_token(token_id):
             raise ConstraintError("the output left the form that was asked for")
         if token_id in self._vocabulary.eog_ids:
@@ -69,30 +86,55 @@ class Constraint:
         elif self._runs is not None:
             self._runs.push(self._vocabulary.token_bytes[token_id])
 
-    def finish_mask(self, mask: NDArray[np.int32]) -> None:
-        """Check a mask made by the matcher and end numbers that go on for ever, in place.
+    def fill_mask(self) -> None:
+        """Compute the mask of the present state; whatever fails is kept for `take_mask`."""
+        try:
+            self._check_lock()
+            mask = self._mask
+            self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        except Exception as error:
+            self.mask_error = error
 
-        mask: [num_words], a bit per token. Raises ConstraintError if the matcher has given up.
+    def take_mask(self) -> NDArray[np.int32]:
+        """The mask that was filled: [num_words], a bit per token; valid until the next one.
+
+        Numbers that go on for ever are ended. Raises ConstraintError if the matcher has given up,
+        and what went wrong in `fill_mask`.
         """
+        self._check_lock()
+        if self.mask_error is not None:
+            raise self.mask_error
         if self.matcher.is_error():
             raise ConstraintError("the grammar became too complex to follow any further")
+        mask = self._mask
         if self._runs is not None and self._runs.digits >= MAX_DIGITS:
             others = mask & self._vocabulary.without_digits
             if others.any():
-                mask[:] = others
+                return others
+        return mask
+
+    def _check_lock(self) -> None:
+        """Nothing may be asked of a matcher whose grammar hangs: it would not answer."""
+        if self._template.is_stuck:
+            raise ConstraintError(TOO_LONG)
 
 
-class _Template(msgspec.Struct, frozen=True):
+class _Template(msgspec.Struct):
     """A compiled grammar in its first state; copies share what it has learnt."""
 
     matcher: LLMatcher
     vocabulary: GrammarVocabulary
     trigger: bytes | None
     has_json: bool
+    is_stuck: bool = False
+    """A mask has not come back, and holds the lock that all copies share."""
 
     def create(self) -> Constraint:
-        runs = NumberRuns(self.trigger) if self.has_json else None
-        return Constraint(self.matcher.deep_copy(), self.vocabulary, runs)
+        return Constraint(self)
+
+
+def _is_usable(future: Future[_Template]) -> bool:
+    return not future.done() or (future.exception() is None and not future.result().is_stuck)
 
 
 class ConstraintFactory:
@@ -112,7 +154,7 @@ class ConstraintFactory:
         """Compile without waiting. The future raises InvalidRequestError if that is impossible."""
         key = repr(params)
         future = self._templates.get(key)
-        if future is not None and not (future.done() and future.exception() is not None):
+        if future is not None and _is_usable(future):
             self._templates.move_to_end(key)
             return future
         if self._pool is None:

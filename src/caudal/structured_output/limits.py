@@ -37,3 +37,7 @@ MAX_DIGITS = 32
 
 COMPILE_TIMEOUT_S = 10.0
 """A grammar that is not compiled after this is refused."""
+MASK_TIMEOUT_S = 2.0
+"""A request whose mask is not computed after this fails."""
+MAX_STUCK_MASKS = 4
+"""Masks that hang at the same time; each may hold a core, so further ones are not begun."""

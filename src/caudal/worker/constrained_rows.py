@@ -1,41 +1,35 @@
-"""Keeps rows to the form that their requests asked for: masks beside the forward pass."""
+"""Keeps rows to the form that their requests asked for: masks computed between steps."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caudal.step_io import NewRequestData
 from caudal.structured_output.constraint import Constraint, ConstraintError, ConstraintFactory
+from caudal.structured_output.mask_thread import MaskThread
 from caudal.worker.input_batch import RequestState
 from caudal.worker.row_errors import public_message
 from caudal.worker.sampler import LogitsRow
-
-if TYPE_CHECKING:
-    from llguidance import LLExecutor
 
 logger = logging.getLogger(__name__)
 
 
 class ConstrainedRows:
-    """Between `start` and `apply` a thread computes the masks of a step.
+    """The masks of the next step are computed as soon as this step's tokens are known.
 
-    The matchers are only touched by that thread in between, and only by the caller otherwise.
+    So a thread computes them while the step is published and the next one is scheduled, when only
+    one core is busy; beside the forward pass it would hold up the kernels.
     """
 
     def __init__(self, factory: ConstraintFactory, eog_token_ids: frozenset[int]) -> None:
         self.factory = factory
         self.eog_token_ids = eog_token_ids
+        self.masks = MaskThread()
         self._rows: list[tuple[int, LogitsRow, Constraint]] = []
-        self._masks: NDArray[np.int32] = np.zeros((0, 0), np.int32)  # [rows, words]
-        self._pending: Future[None] | None = None
-        self._thread: ThreadPoolExecutor | None = None
-        self._executor: LLExecutor | None = None
         bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
         self._penalties = np.where(bits, np.float32(0), np.float32(-np.inf))
         """What a byte of a mask adds to eight logits."""  # [256, 8]
@@ -49,7 +43,7 @@ class ConstrainedRows:
             state.constraint = self.factory.create(params, output_ids)
 
     def start(self, rows: Sequence[LogitsRow]) -> None:
-        """Begin the masks of the rows that sample in this step."""
+        """Before the forward pass: begin those masks of the rows that are not there yet."""
         self._rows = [
             (index, row, constraint)
             for index, row in enumerate(rows)
@@ -57,17 +51,8 @@ class ConstrainedRows:
             and not row.is_prompt
             and not constraint.is_complete
         ]
-        if not self._rows:
-            return
-        if self._thread is None or self._executor is None:
-            from llguidance import LLExecutor
-
-            self._thread = ThreadPoolExecutor(1, "caudal-masks")
-            self._executor = LLExecutor(1)
-        shape = len(self._rows), self._rows[0][2].num_words
-        if self._masks.shape[0] < shape[0] or self._masks.shape[1] != shape[1]:
-            self._masks = np.zeros((max(16, 2 * shape[0]), shape[1]), np.int32)
-        self._pending = self._thread.submit(self._compute, self._executor)
+        if self._rows:
+            self._begin([constraint for *_, constraint in self._rows])
 
     def apply(self, logits: NDArray[np.float32]) -> None:
         """Wait for the masks and make what they forbid impossible, in place.
@@ -75,40 +60,39 @@ class ConstrainedRows:
         Rows that report logprobs, which are of the distribution before any change, get the
         forbidden ids in `LogitsRow.forbidden_ids` instead. A row that fails gets an `error`.
         """
-        if self._pending is None:
+        if not self._rows:
             return
-        pending, self._pending = self._pending, None
-        try:
-            pending.result()
-        except Exception:
-            logger.exception("the masks of %d requests failed", len(self._rows))
-            for _, row, _ in self._rows:
-                row.error = "the form of the output could not be enforced"
-            return
-        for number, (index, row, constraint) in enumerate(self._rows):
-            mask = self._masks[number]
+        self.masks.wait()
+        for index, row, constraint in self._rows:
             try:
-                constraint.finish_mask(mask)
-                self._apply_row(row, mask, logits[index])
+                self._apply_row(row, constraint.take_mask(), logits[index])
             except Exception as error:
                 if not isinstance(error, ConstraintError):
                     logger.exception("request %s failed in a step", row.state.request_id)
                 row.error = public_message(error)
 
+    def prepare_next(self) -> None:
+        """After sampling: begin the masks that rows of this step will need next."""
+        if self._rows:
+            self._begin(
+                [
+                    constraint
+                    for _, row, constraint in self._rows
+                    if row.error is None and not constraint.is_complete
+                ]
+            )
+
     def shutdown(self) -> None:
         """End the threads."""
         self.factory.shutdown()
-        if self._thread is not None:
-            self._thread.shutdown()
+        self.masks.shutdown()
 
-    def _compute(self, executor: LLExecutor) -> None:
-        matchers = [
-            (constraint.matcher, number) for number, (*_, constraint) in enumerate(self._rows)
-        ]
-        masks = self._masks
-        executor.unsafe_compute_mask_ptr(
-            matchers, masks.ctypes.data, masks.shape[1] * masks.itemsize, len(masks)
-        )
+    def _begin(self, constraints: Sequence[Constraint]) -> None:
+        missing = [constraint for constraint in constraints if not constraint.has_mask]
+        if missing:
+            self.masks.start(missing)
+            for constraint in missing:
+                constraint.has_mask = True
 
     def _apply_row(
         self, row: LogitsRow, mask: NDArray[np.int32], logits: NDArray[np.float32]

@@ -131,6 +131,7 @@ class ModelRunner:
             except Exception as error:
                 logger.exception("request %s failed in a step", state.request_id)
                 result.errors[state.request_id] = public_message(error)
+        self._constrained.prepare_next()
 
     def _accept(
         self, state: RequestState, constraint: Constraint, token_id: int, result: ModelRunnerOutput
