@@ -14,7 +14,15 @@ import pytest
 from caudal.bench import verify as verify_module
 from caudal.bench.verify import choose_remedy
 from caudal.cli.main import main
-from caudal.diagnosis.report import Diagnosis, Evidence, Finding, Prediction, Remedy
+from caudal.diagnosis.report import (
+    Diagnosis,
+    Evidence,
+    Finding,
+    PastSummary,
+    Prediction,
+    Remedy,
+    WorstHour,
+)
 from caudal.errors import CaudalError
 
 PREDICTED = Prediction("ttft_p95_ms", 4000.0, 1000.0, 75.0)
@@ -30,6 +38,41 @@ FINDING = Finding(
     ],
 )
 DIAGNOSIS = Diagnosis([FINDING], 300, 30.0, 4.0, 1.0, ["--max-num-seqs", "8"])
+PASTS = {
+    "24h": Diagnosis(
+        [FINDING],
+        812,
+        86_400.0,
+        61.0,
+        past=PastSummary(
+            seconds=86_400,
+            observed_s=72_000.0,
+            num_busy_minutes=300,
+            worst_hour=WorstHour(
+                start=1_700_000_000 // 3600 * 3600,
+                num_requests=400,
+                num_refused=34,
+                ttft_p95_ms=12_400.0,
+                queue_depth=17.3,
+                kv_used=0.4,
+                load=1.3,
+            ),
+            note="No gains can be predicted from them.",
+        ),
+    ),
+    "7d": Diagnosis(
+        [],
+        3,
+        604_800.0,
+        past=PastSummary(
+            seconds=604_800,
+            observed_s=600.0,
+            num_busy_minutes=2,
+            worst_hour=None,
+            note="The history has 2 minutes with requests; a pattern needs 12.",
+        ),
+    ),
+}
 PREFIXES = {
     "is_enabled": True,
     "num_requests": 2,
@@ -80,7 +123,10 @@ class Handler(BaseHTTPRequestHandler):
             "/caudal/trace": b'{"timestamp":0}\n{"timestamp":1}\n',
             "/v1/models": b'{"data":[{"id":"tiny"}]}',
         }
-        body = pages.get(self.path.partition("?")[0])
+        path, _, query = self.path.partition("?")
+        body = pages.get(path)
+        if query.startswith("last="):
+            body = msgspec.json.encode(PASTS[query.removeprefix("last=")])
         if self.headers.get("Authorization") == "Bearer wrong":
             body = None
         if body is None:
@@ -124,6 +170,27 @@ def test_findings_are_shown_with_evidence_and_gains(
     assert out.index("limit_context") < out.index("cap_queue") < out.index("more_servers")
 
 
+def test_the_history_shows_its_worst_hour_and_what_it_cannot_tell(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run("--url", url, "--last", "24h") == 0
+    out = capsys.readouterr().out
+    assert (
+        "812 requests in 20.0 h of the history; a simulation of the worst hour is 61 % off" in out
+    )
+    assert "TTFT p95 12,400 ms" in out and "34 refused" in out and "load 130%" in out
+    assert "No gains can be predicted" in out and "More work comes" in out
+
+
+def test_a_history_that_is_too_short_is_not_called_healthy(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--url", url, "--last", "7d") == 0
+    out = capsys.readouterr().out
+    assert "a pattern needs" in out and "Nothing limits" not in out
+
+
 def test_json_is_what_the_server_says(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--url", url, "--json") == 0
     shown = json.loads(capsys.readouterr().out)
@@ -148,6 +215,9 @@ def test_prefixes_show_place_reason_and_advice_without_control_characters(
         (("--prefixes", "--verify"), 2, "only one of them"),
         (("--remedy", "cap_queue"), 2, "need --verify"),
         (("--seconds", "0"), 2, "--seconds"),
+        (("--last", "1w"), 2, "--last: must be a time between 10m and 30d"),
+        (("--last", "24h", "--verify"), 2, "goes with none of"),
+        (("--last", "24h", "--seconds", "60"), 2, "goes with none of"),
         (("--limit", "257"), 2, "--limit"),
         (("--verify", "--remedy", "unheard_of"), 1, "no remedy 'unheard_of'"),
         (("--verify", "--remedy", "more_servers"), 1, "no remedy 'more_servers'"),

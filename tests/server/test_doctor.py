@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +13,7 @@ import pytest
 
 from caudal.cli.units import api_key
 from caudal.config import ServerConfig
+from caudal.metrics.reading import Aggregate
 from tests.server.harness import Served, Setup, in_process
 
 STABLE = "the river runs through the old town and under seven bridges to the sea " * 4
@@ -110,6 +113,38 @@ async def test_a_diagnosis_is_shared_by_those_who_ask_together(app: Served) -> N
     assert bodies[0] == bodies[1] == bodies[2]
     assert bodies[0]["num_requests"] == 3
     assert {"findings", "window_s", "serve_flags", "model_error_percent"} <= set(bodies[0])
+
+
+async def test_the_history_is_diagnosed_with_the_minute_that_is_not_over(tmp_path: Path) -> None:
+    config = ServerConfig(port=0, data_dir=tmp_path)
+    async with in_process(Setup(config=config)) as app:
+        app.state.recorder.tick()
+        assert app.state.recorder.keeper is not None
+        minutes = [Aggregate(60.0, {"requests_received": 5.0}) for _ in range(20)]
+        start = int(time.time()) // 60 * 60
+        for index, minute in enumerate(minutes):
+            app.state.recorder.keeper.put(start - 60 * index, minute)
+        await ask(app.http, STABLE)
+        for last in ("2h", "8d"):
+            response = await app.http.get(f"/caudal/doctor?last={last}")
+            past = response.json()["past"]
+            assert past["num_busy_minutes"] >= 2 and past["observed_s"] >= 1200
+            assert response.json()["num_requests"] == 101
+        await app.state.close_recorder()
+
+
+async def test_without_a_history_there_is_nothing_to_ask_it() -> None:
+    config = ServerConfig(port=0, enable_history=False)
+    async with in_process(Setup(config=config)) as app:
+        response = await app.http.get("/caudal/doctor?last=24h")
+        assert response.status_code == 404
+        assert response.json()["error"]["code"] == "history_off"
+
+
+@pytest.mark.parametrize("query", ["last=1w", "last=", "last=9m", "last=24h&seconds=60"])
+async def test_bad_stretches_of_the_history_are_named(app: Served, query: str) -> None:
+    response = await app.http.get(f"/caudal/doctor?{query}")
+    assert response.status_code == 400 and response.json()["error"]["param"] == "last"
 
 
 async def test_no_diagnosis_before_the_engine_is_up() -> None:

@@ -14,8 +14,9 @@ import msgspec
 from caudal.cli.flags import Flag, create_command
 from caudal.cli.remote import Target, error_message
 from caudal.cli.units import count, nonempty, number
+from caudal.diagnosis.past import parse_last
 from caudal.diagnosis.report import Diagnosis
-from caudal.errors import CaudalError, ConfigError
+from caudal.errors import CaudalError, ConfigError, InvalidRequestError
 from caudal.server.protocol.diagnosis import PrefixReport
 
 T = TypeVar("T")
@@ -34,6 +35,8 @@ class DoctorOptions:
     seconds: float | None = None
     """Look only at the last so many seconds of the load; unset: all that is remembered, with
     --verify 60."""
+    last: str | None = None
+    """Look at the recorded history of that time instead: 10m to 30d, such as 90m, 24h or 7d."""
     prefixes: bool = False
     """Show where and why your prompts were not found in the prefix cache instead."""
     limit: int = 10
@@ -48,10 +51,20 @@ class DoctorOptions:
     """Print JSON."""
 
 
+def past(flag: str, text: str) -> str:
+    """A time that the history is asked for; raises ConfigError naming the limits."""
+    try:
+        parse_last(text)
+    except InvalidRequestError as error:
+        raise ConfigError(f"{flag}: {str(error).removeprefix('last: ')}") from None
+    return text
+
+
 DOCTOR_FLAGS = (
     Flag("--url", DoctorOptions, "url", nonempty, "URL"),
     Flag("--api-key", DoctorOptions, "api_key", nonempty, "KEY"),
     Flag("--seconds", DoctorOptions, "seconds", number(1, 86_400), "S"),
+    Flag("--last", DoctorOptions, "last", past, "TIME"),
     Flag("--prefixes", DoctorOptions, "prefixes", None),
     Flag("--limit", DoctorOptions, "limit", count(1, 256), "N"),
     Flag("--verify", DoctorOptions, "verify", None),
@@ -70,7 +83,7 @@ class Server:
         if options.api_key is not None:
             self._headers["Authorization"] = f"Bearer {options.api_key}"
 
-    def fetch(self, path: str, **query: float | int | None) -> bytes:
+    def fetch(self, path: str, **query: float | int | str | None) -> bytes:
         """The body of a page; raises CaudalError with the server's own message."""
         given = {name: value for name, value in query.items() if value is not None}
         whole = f"{self._target.root}{path}{'?' if given else ''}{urlencode(given)}"
@@ -86,7 +99,7 @@ class Server:
         finally:
             connection.close()
 
-    def decode(self, kind: type[T], path: str, **query: float | int | None) -> T:
+    def decode(self, kind: type[T], path: str, **query: float | int | str | None) -> T:
         """The JSON of a page as `kind`."""
         try:
             return msgspec.json.decode(self.fetch(path, **query), type=kind)
@@ -113,12 +126,14 @@ def doctor(_none: None, values: dict[type, dict[str, Any]]) -> None:
         raise ConfigError("--prefixes, --verify: only one of them")
     if (options.remedy or options.model) and not options.verify:
         raise ConfigError("--remedy, --model: need --verify")
+    if options.last and (options.prefixes or options.verify or options.seconds):
+        raise ConfigError("--last: goes with none of --seconds, --prefixes and --verify")
     server = Server(options)
     if options.prefixes:
         _show_prefixes(server, options)
         return
     seconds = options.seconds or (VERIFY_SECONDS if options.verify else None)
-    diagnosis = server.decode(Diagnosis, "/caudal/doctor", seconds=seconds)
+    diagnosis = server.decode(Diagnosis, "/caudal/doctor", seconds=seconds, last=options.last)
     if options.verify:
         _verify(server, options, diagnosis, seconds)
     elif options.json:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
 from caudal.bench.verify import Verification
-from caudal.diagnosis.report import Diagnosis, Finding, Prediction
+from caudal.diagnosis.report import Diagnosis, Finding, PastSummary, Prediction
 from caudal.server.protocol.diagnosis import PrefixReport
 
 _COLOURS = {"critical": "bold red", "warning": "bold yellow", "info": "bold cyan"}
@@ -19,15 +21,46 @@ MAX_TEXT = 60
 def print_diagnosis(diagnosis: Diagnosis) -> None:
     """Each finding with its evidence and remedies."""
     console = Console()
+    past = diagnosis.past
     error = diagnosis.model_error_percent
-    told = "" if error is None else f"; a simulation of them is {error:.0f} % off"
+    what = "them" if past is None else "the worst hour"
+    told = "" if error is None else f"; a simulation of {what} is {error:.0f} % off"
+    span_s = diagnosis.window_s if past is None else past.observed_s
+    recorded = "" if past is None else " of the history"
     console.print(
-        f"{diagnosis.num_requests} requests in {diagnosis.window_s:,.0f} s{told}", style="dim"
+        f"{diagnosis.num_requests:,} requests in {_duration(span_s)}{recorded}{told}", style="dim"
     )
+    if past is not None:
+        _print_past(console, past)
+        if past.worst_hour is None:
+            return
     if not diagnosis.findings:
         console.print("Nothing limits this server noticeably.", style="green")
     for finding in diagnosis.findings:
         _print_finding(console, finding)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 2 * 3600:
+        return f"{seconds:,.0f} s"
+    return f"{seconds / 3600:,.1f} h"
+
+
+def _print_past(console: Console, past: PastSummary) -> None:
+    """When it was worst, in this machine's time zone, and why nothing more can be said."""
+    hour = past.worst_hour
+    if hour is not None:
+        begins = time.strftime("%a %d %b, %H:%M", time.localtime(hour.start))
+        ends = time.strftime("%H:%M", time.localtime(hour.start + 3600))
+        refused = f", {hour.num_refused:,} refused" if hour.num_refused else ""
+        ttft = "" if hour.ttft_p95_ms is None else f", TTFT p95 {hour.ttft_p95_ms:,.0f} ms"
+        load = "" if hour.load is None else f", load {hour.load:.0%}"
+        console.print(
+            f"Worst hour: {begins}–{ends}: {hour.num_requests:,} requests{refused}{ttft}, "
+            f"{hour.queue_depth:,.1f} waiting on average, KV {hour.kv_used:.0%}{load}"
+        )
+    if past.note:
+        console.print(past.note, style="yellow")
 
 
 def _print_finding(console: Console, finding: Finding) -> None:

@@ -17,9 +17,9 @@ NICENESS = 19
 
 
 def main() -> None:
-    """Read, diagnose, write JSON."""
+    """Read MessagePack, diagnose, write JSON."""
     os.nice(NICENESS)
-    observation = msgspec.json.decode(sys.stdin.buffer.read(), type=Observation)
+    observation = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Observation)
     sys.stdout.buffer.write(msgspec.json.encode(diagnose(observation)))
 
 

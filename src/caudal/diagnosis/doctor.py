@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from caudal.diagnosis.host import find_host_trouble
+from caudal.diagnosis.past_doctor import diagnose_past
 from caudal.diagnosis.patterns import (
     MIN_POINTS,
     Shape,
@@ -40,6 +41,8 @@ _SEVERITIES = ("critical", "warning", "info")
 
 def diagnose(observation: Observation) -> Diagnosis:
     """Look at everything; a second or so for each configuration that is simulated."""
+    if observation.past is not None:
+        return diagnose_past(observation, observation.past)
     records = latest(observation.records)
     findings: list[Finding] = []
     error: float | None = None

@@ -5,13 +5,35 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from caudal.diagnosis.report import Evidence, Finding, Observation, Prediction, Remedy
+from caudal.diagnosis.report import (
+    Evidence,
+    Finding,
+    HostReport,
+    Observation,
+    Prediction,
+    Remedy,
+)
+from caudal.metrics.reading import Aggregate, outside_kernels, share
 
 MAX_OUTSIDE_KERNELS = 0.25
 MAX_THROTTLED = 0.02
 MAX_STEAL = 0.05
 MAX_LOAD_PER_CORE = 1.5
 """Runnable threads per core; the server's own keep it at about one."""
+MIN_KERNELS_S = 3.0
+"""Processor time of the kernels, below which an idle server would only show itself."""
+
+
+def report_host(happened: Aggregate, load_per_core: float | None) -> HostReport:
+    """The host in a stretch of time."""
+    counters = happened.counters
+    is_busy = counters.get("cpu_ms.kernels", 0.0) / 1e3 >= MIN_KERNELS_S
+    return HostReport(
+        outside_kernels=outside_kernels(happened) if is_busy else None,
+        throttled=share(counters.get("throttled_s", 0.0), happened.seconds),
+        steal=share(counters.get("steal_s", 0.0), counters.get("machine_s", 0.0)),
+        load_per_core=load_per_core if is_busy else None,
+    )
 
 
 def find_host_trouble(observation: Observation) -> list[Finding]:
@@ -30,15 +52,15 @@ def _time_gain(share: float) -> Prediction:
 
 
 def _outside_kernels(observation: Observation) -> Iterator[Finding]:
-    share = observation.host.outside_kernels
-    if share is None or share <= MAX_OUTSIDE_KERNELS:
+    lost = observation.host.outside_kernels
+    if lost is None or lost <= MAX_OUTSIDE_KERNELS:
         return
-    text = f"{share:.0%} of the step time is not spent in the kernels."
+    text = f"{lost:.0%} of the step time is not spent in the kernels."
     yield Finding(
         "cpu_outside_kernels",
         "Steps spend their time outside of the kernels",
         "warning",
-        [Evidence("outside_kernels", round(share, 3), MAX_OUTSIDE_KERNELS, text)],
+        [Evidence("outside_kernels", round(lost, 3), MAX_OUTSIDE_KERNELS, text)],
         [
             Remedy(
                 "leave_a_core_to_the_server",
@@ -52,7 +74,7 @@ def _outside_kernels(observation: Observation) -> Iterator[Finding]:
                 "larger_model",
                 "",
                 "quality for speed, the other way",
-                _time_gain(share / 2),
+                _time_gain(lost / 2),
                 "The overhead of a step is constant: a model twice as large halves its share.",
             ),
         ],
@@ -60,11 +82,11 @@ def _outside_kernels(observation: Observation) -> Iterator[Finding]:
 
 
 def _throttled(observation: Observation) -> Iterator[Finding]:
-    share = observation.host.throttled
-    if share is None or share <= MAX_THROTTLED:
+    lost = observation.host.throttled
+    if lost is None or lost <= MAX_THROTTLED:
         return
     facts = observation.facts
-    text = f"The CPU quota held the server back for {share:.0%} of the time."
+    text = f"The CPU quota held the server back for {lost:.0%} of the time."
     remedies = []
     if facts.num_threads > 1:
         remedies.append(
@@ -81,31 +103,31 @@ def _throttled(observation: Observation) -> Iterator[Finding]:
             "raise_quota",
             "",
             "processor time",
-            _time_gain(min(0.95, share)),
+            _time_gain(min(0.95, lost)),
             "Raise the CPU limit of the container by at least that share, or remove it.",
         )
     )
-    severity = "critical" if share > 0.2 else "warning"
-    evidence = [Evidence("throttled", round(share, 3), MAX_THROTTLED, text)]
+    severity = "critical" if lost > 0.2 else "warning"
+    evidence = [Evidence("throttled", round(lost, 3), MAX_THROTTLED, text)]
     yield Finding("throttled", "The CPU quota stops the server", severity, evidence, remedies)
 
 
 def _stolen(observation: Observation) -> Iterator[Finding]:
-    share = observation.host.steal
-    if share is None or share <= MAX_STEAL:
+    lost = observation.host.steal
+    if lost is None or lost <= MAX_STEAL:
         return
-    text = f"The hypervisor gave {share:.0%} of the processors' time to other machines."
+    text = f"The hypervisor gave {lost:.0%} of the processors' time to other machines."
     yield Finding(
         "steal",
         "Other virtual machines take processor time",
         "warning",
-        [Evidence("steal", round(share, 3), MAX_STEAL, text)],
+        [Evidence("steal", round(lost, 3), MAX_STEAL, text)],
         [
             Remedy(
                 "dedicated_cores",
                 "",
                 "hardware",
-                _time_gain(min(0.95, share)),
+                _time_gain(min(0.95, lost)),
                 "A machine with dedicated cores, or a host with fewer neighbours.",
             )
         ],

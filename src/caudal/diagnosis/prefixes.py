@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from caudal.diagnosis.remedies import Pharmacy, useful
+from caudal.diagnosis.common_remedies import useful
+from caudal.diagnosis.remedies import Pharmacy
 from caudal.diagnosis.report import Evidence, Finding, LoadRecord, Observation, Remedy
 from caudal.diagnosis.scenario import Predictor, Scenario
 

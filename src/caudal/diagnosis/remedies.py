@@ -6,29 +6,20 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from caudal.diagnosis.common_remedies import CommonRemedies, useful
 from caudal.diagnosis.patterns import mean, percentile
-from caudal.diagnosis.report import Prediction, Remedy, ServerFacts
+from caudal.diagnosis.report import Remedy, ServerFacts
 from caudal.diagnosis.scenario import Predictor, Scenario
 
-MIN_GAIN_PERCENT = 5.0
-"""Remedies that a simulation gives less are not mentioned."""
-TARGET_LOAD = 0.7
-"""Share of its capacity that a server should be asked for: above it queues grow quickly."""
 LENGTH_STEP = 64
-MIN_SPARE = 0.25
-"""Spare memory relative to the KV cache from which a larger one is proposed."""
-SPARE_SHARE = 0.7
-_MIB = 1 << 20
 
 
-class Pharmacy:
-    """Makes remedies for one scenario, with their gain in one metric."""
+class Pharmacy(CommonRemedies[Scenario]):
+    """Makes remedies for recorded requests; knows each of them."""
 
     def __init__(self, predictor: Predictor, facts: ServerFacts, metric: str) -> None:
-        self._predictor = predictor
-        self._facts = facts
-        self._metric = metric
-        self._scenario = predictor.scenario
+        super().__init__(predictor, facts, metric)
+        self._simulator = predictor
 
     def for_capacity(self, load: float) -> list[Remedy]:
         """More work comes than the machine can do."""
@@ -82,13 +73,6 @@ class Pharmacy:
         """Each stream is slower than its target."""
         return useful([*self._cap_streams(target_ms), *self._hardware(1.0)])
 
-    def _predict(self, scenario: Scenario) -> Prediction | None:
-        return self._predictor.predict(scenario, self._metric)
-
-    def _refused(self, scenario: Scenario) -> str:
-        share = self._predictor.refused_share(scenario)
-        return f"{share:.0%} of the requests would get a 429" if share >= 0.005 else "none refused"
-
     def _prefix_cache(self) -> Iterator[Remedy]:
         if self._scenario.enable_prefix_caching:
             return
@@ -132,78 +116,6 @@ class Pharmacy:
             "Longer steps read more of a prompt for each reading of the weights.",
         )
 
-    def _cap_queue(self) -> Iterator[Remedy]:
-        config = self._scenario.scheduler
-        limit_s = max(1.0, 2 * (config.ttft_ms or 500.0) / 1e3)
-        if config.max_queue_ttft_s <= limit_s:
-            return
-        changed = self._scenario.with_scheduler(max_queue_ttft_s=limit_s)
-        yield Remedy(
-            "cap_queue",
-            f"--max-queue-ttft {limit_s:g}",
-            "refused requests",
-            self._predict(changed),
-            f"Refuse at once what would wait longer, with an honest Retry-After: "
-            f"{self._refused(changed)}.",
-        )
-
-    def _more_seats(self) -> Iterator[Remedy]:
-        config = self._scenario.scheduler
-        most = max((r.num_running for r in self._predictor.baseline.results), default=0)
-        if most < config.max_num_seqs or 2 * config.max_num_seqs > config.max_num_batched_tokens:
-            return
-        changed = self._scenario.with_scheduler(max_num_seqs=2 * config.max_num_seqs)
-        yield Remedy(
-            "more_seats",
-            f"--max-num-seqs {2 * config.max_num_seqs}",
-            "slower streams at the peak",
-            self._predict(changed),
-            "All seats are taken at the peak while requests wait.",
-        )
-
-    def _smooth(self) -> Iterator[Remedy]:
-        yield Remedy(
-            "smooth_arrivals",
-            "",
-            "a change in the clients",
-            self._predict(self._scenario.smoothed()),
-            "The same requests at equal distances, the best that spreading them can do: jitter on "
-            "timers, a limit of requests in flight in each client, or /v1/batches for work that "
-            "nobody waits for.",
-        )
-
-    def _quantise_kv(self) -> Iterator[Remedy]:
-        sizes, dtype = self._facts.kv_block_bytes, self._facts.settings.get("kv_cache_dtype")
-        own, small = sizes.get(str(dtype)), sizes.get("int8")
-        if not own or not small or own <= small:
-            return
-        yield Remedy(
-            "quantise_kv",
-            "--kv-cache-dtype int8",
-            "a little precision",
-            self._predict(self._scenario.with_blocks(own / small)),
-            f"{own / small:.1f} times the tokens in the same memory.",
-        )
-
-    def _enlarge_kv(self) -> Iterator[Remedy]:
-        memory = self._facts.memory
-        own = memory.get("kv_cache", 0)
-        spare = memory.get("available", 0) - sum(
-            memory.get(name, 0) for name in ("weights", "scratch", "kv_cache")
-        )
-        if own <= 0 or spare < MIN_SPARE * own:
-            return
-        size = min(2 * own, own + int(spare * SPARE_SHARE)) // _MIB * _MIB
-        if size <= own:
-            return
-        yield Remedy(
-            "enlarge_kv",
-            f"--kv-cache-memory {size // _MIB}MiB",
-            "memory",
-            self._predict(self._scenario.with_blocks(size / own)),
-            f"{spare / _MIB:,.0f} MiB were free when the server started.",
-        )
-
     def _cap_concurrency(self) -> Iterator[Remedy]:
         scenario = self._scenario
         lengths = [r.num_prompt_tokens + r.num_output_tokens for r in scenario.requests]
@@ -220,15 +132,6 @@ class Pharmacy:
             "blocks; nothing is computed twice then.",
         )
 
-    def _more_memory(self) -> Iterator[Remedy]:
-        yield Remedy(
-            "more_memory",
-            "",
-            "hardware",
-            self._predict(self._scenario.with_blocks(2.0)),
-            "A machine with twice the memory for the KV cache.",
-        )
-
     def _cap_streams(self, target_ms: float) -> Iterator[Remedy]:
         scenario = self._scenario
         lengths = [r.num_prompt_tokens + r.num_output_tokens / 2 for r in scenario.requests]
@@ -239,8 +142,8 @@ class Pharmacy:
             return
         changed = scenario.with_scheduler(max_num_seqs=seats)
         before, after = (
-            self._predictor.metric("ttft_p95_ms"),
-            self._predictor.metric("ttft_p95_ms", changed),
+            self._simulator.metric("ttft_p95_ms"),
+            self._simulator.metric("ttft_p95_ms", changed),
         )
         yield Remedy(
             "cap_concurrency",
@@ -250,29 +153,3 @@ class Pharmacy:
             f"So many streams keep {target_ms:g} ms a token; TTFT p95 goes from {before:,.0f} to "
             f"{after:,.0f} ms in simulation.",
         )
-
-    def _hardware(self, load: float) -> Iterator[Remedy]:
-        yield Remedy(
-            "twice_the_cores",
-            "",
-            "hardware",
-            self._predict(self._scenario.with_costs(0.5)),
-            "A machine that computes twice as fast.",
-        )
-        number = max(2, math.ceil(load / TARGET_LOAD))
-        yield Remedy(
-            "more_servers",
-            "",
-            "hardware",
-            self._predict(self._scenario.thinned(number)),
-            f"{number} servers like this one that take turns.",
-        )
-
-
-def useful(remedies: list[Remedy]) -> list[Remedy]:
-    """Those with a gain worth the words; without a prediction there is no telling."""
-    return [
-        remedy
-        for remedy in remedies
-        if remedy.predicted is None or remedy.predicted.gain_percent >= MIN_GAIN_PERCENT
-    ]

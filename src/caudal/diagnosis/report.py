@@ -74,14 +74,25 @@ class ReorderHint(msgspec.Struct, frozen=True, kw_only=True):
     """Per request."""
 
 
+class Past(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of the history."""
+
+    seconds: int
+    """That were asked for, up to now."""
+    minutes: msgspec.Raw
+    """MessagePack of a list of (start in seconds since the epoch, Aggregate), oldest first."""
+
+
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is looked at."""
+    """Everything that is looked at. Travels as MessagePack."""
 
     records: list[LoadRecord]
     """In order of arrival."""
     facts: ServerFacts
     host: HostReport = HostReport()
     hints: list[ReorderHint] = []
+    past: Past | None = None
+    """Look at this instead of the records."""
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -127,6 +138,39 @@ class Finding(msgspec.Struct, frozen=True):
     remedies: list[Remedy]
 
 
+class WorstHour(msgspec.Struct, frozen=True, kw_only=True):
+    """The hour of the clock in which requests waited longest."""
+
+    start: int
+    """Seconds since the epoch."""
+    num_requests: int
+    """That came; refused ones included."""
+    num_refused: int
+    """For want of capacity."""
+    ttft_p95_ms: float | None
+    queue_depth: float
+    """Requests that waited, on average."""
+    kv_used: float
+    """Greatest share of the KV cache that was held."""
+    load: float | None
+    """Work that came, over what the machine can do by the engine's cost model."""
+
+
+class PastSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a diagnosis from the history looked at."""
+
+    seconds: int
+    """That were asked for."""
+    observed_s: float
+    """Of these, so many were recorded."""
+    num_busy_minutes: int
+    """In which requests came."""
+    worst_hour: WorstHour | None
+    """None: too few requests."""
+    note: str
+    """Why there are no findings or no predictions; empty: there may be both."""
+
+
 class Diagnosis(msgspec.Struct, frozen=True):
     """What a diagnosis came to."""
 
@@ -142,3 +186,5 @@ class Diagnosis(msgspec.Struct, frozen=True):
     """By which the engine's costs were multiplied to come that close."""
     serve_flags: list[str] = []
     """Flags that start a server configured as this one."""
+    past: PastSummary | None = None
+    """Of the history, if that was looked at instead of the latest requests."""

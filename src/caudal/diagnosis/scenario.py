@@ -246,6 +246,11 @@ class Predictor:
         """Of the server as it is."""
         return self.outcome(self.scenario)
 
+    @property
+    def most_running(self) -> int:
+        """Requests that ran together, at most."""
+        return max((result.num_running for result in self.baseline.results), default=0)
+
     def metric(self, name: str, scenario: Scenario | None = None) -> float:
         """A metric in simulation."""
         return METRICS[name](served_in(self.outcome(scenario or self.scenario)))

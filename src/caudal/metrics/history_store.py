@@ -104,6 +104,19 @@ class HistoryStore:
                 found.setdefault(start // step * step, Aggregate()).add(aggregate)
         return found
 
+    def encoded(self, first: int, *, is_coarse: bool) -> list[tuple[int, msgspec.Raw]]:
+        """Minutes from `first` on as they are stored: MessagePack of an Aggregate each.
+
+        `is_coarse`: quarters of an hour, and the minutes of the one that is not over.
+        """
+        rows: list[tuple[int, bytes]] = []
+        query = "SELECT start, data FROM {} WHERE start >= ? ORDER BY start"
+        if is_coarse:
+            rows += self._connection.execute(query.format("quarters"), (first,))
+            first = max(first, self._next_quarter())
+        rows += self._connection.execute(query.format("minutes"), (first,))
+        return [(start, msgspec.Raw(data)) for start, data in rows]
+
     def _read(self, first: int, table: str = "minutes") -> Iterator[tuple[int, Aggregate]]:
         query = f"SELECT start, data FROM {table} WHERE start >= ? ORDER BY start"
         for start, data in self._connection.execute(query, (first,)):

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from caudal.diagnosis.host import report_host
 from caudal.diagnosis.prefix_lint import hints, lint
-from caudal.diagnosis.report import Diagnosis, HostReport, Observation, ServerFacts
-from caudal.errors import RequestFailedError
-from caudal.metrics.reading import Aggregate, outside_kernels, share
+from caudal.diagnosis.report import Diagnosis, Observation, Past, ServerFacts
+from caudal.errors import NotFoundError, RequestFailedError
 
 if TYPE_CHECKING:
     from caudal.server.state import AppState
@@ -23,8 +23,6 @@ logger = logging.getLogger("caudal.server")
 
 WINDOW_S = 60.0
 """Over which the host is looked at."""
-MIN_KERNELS_S = 3.0
-"""Processor time of the kernels in it, below which an idle server would only show itself."""
 FRESH_S = 20.0
 """How long an answer is given again, so that dashboards do not keep a core busy."""
 TIMEOUT_S = 120.0
@@ -36,33 +34,48 @@ class Practice:
     def __init__(self, state: AppState) -> None:
         self._state = state
         self._lock = asyncio.Lock()
-        self._last: tuple[float, float | None, Diagnosis] | None = None
+        self._last: tuple[float, tuple[float | None, int | None], Diagnosis] | None = None
 
-    async def diagnose(self, seconds: float | None = None) -> Diagnosis:
+    async def diagnose(self, seconds: float | None = None, last_s: int | None = None) -> Diagnosis:
         """What limits the server, by the load of the last `seconds`.
 
-        Raises UnavailableError before the engine is up, RequestFailedError.
+        With `last_s`: what limited it, by the history of that time. Raises UnavailableError before
+        the engine is up, NotFoundError without a history, RequestFailedError.
         """
         async with self._lock:
             if self._last is not None:
-                asked_s, of_seconds, diagnosis = self._last
-                if of_seconds == seconds and time.monotonic() - asked_s < FRESH_S:
+                asked_s, of, diagnosis = self._last
+                if of == (seconds, last_s) and time.monotonic() - asked_s < FRESH_S:
                     return diagnosis
-            diagnosis = await _diagnose_apart(await self.observe(seconds))
-            self._last = time.monotonic(), seconds, diagnosis
+            observation = await (
+                self.observe(seconds) if last_s is None else self._observe_past(last_s)
+            )
+            diagnosis = await _diagnose_apart(observation)
+            self._last = time.monotonic(), (seconds, last_s), diagnosis
             return diagnosis
 
     async def observe(self, seconds: float | None = None) -> Observation:
-        """Everything that a diagnosis looks at."""
+        """Everything that a diagnosis of the latest requests looks at."""
         state = self._state
         facts = _facts(state)
         misses = await asyncio.to_thread(lint, state.load_log, facts.costs)
+        load_per_core = round(os.getloadavg()[0] / facts.num_cores, 2)
         return Observation(
             records=state.load_log.records(seconds),
             facts=facts,
-            host=_host(state.recorder.recent(WINDOW_S), facts.num_cores),
+            host=report_host(state.recorder.recent(WINDOW_S), load_per_core),
             hints=hints(misses),
         )
+
+    async def _observe_past(self, last_s: int) -> Observation:
+        recorder = self._state.recorder
+        keeper, facts = recorder.keeper, _facts(self._state)
+        if keeper is None:
+            raise NotFoundError("This server keeps no history (--no-history).", code="history_off")
+        future = keeper.encoded(last_s, recorder.current_minute())
+        minutes = await asyncio.wrap_future(future)
+        past = Past(seconds=last_s, minutes=msgspec.Raw(minutes))
+        return Observation(records=[], facts=facts, past=past)
 
 
 def _facts(state: AppState) -> ServerFacts:
@@ -83,17 +96,6 @@ def _facts(state: AppState) -> ServerFacts:
     )
 
 
-def _host(happened: Aggregate, num_cores: int) -> HostReport:
-    counters = happened.counters
-    is_busy = counters.get("cpu_ms.kernels", 0.0) / 1e3 >= MIN_KERNELS_S
-    return HostReport(
-        outside_kernels=outside_kernels(happened) if is_busy else None,
-        throttled=share(counters.get("throttled_s", 0.0), happened.seconds),
-        steal=share(counters.get("steal_s", 0.0), counters.get("machine_s", 0.0)),
-        load_per_core=round(os.getloadavg()[0] / num_cores, 2) if is_busy else None,
-    )
-
-
 async def _diagnose_apart(observation: Observation) -> Diagnosis:
     """Diagnose in a process of low priority. Raises RequestFailedError."""
     process = await asyncio.create_subprocess_exec(
@@ -103,7 +105,7 @@ async def _diagnose_apart(observation: Observation) -> Diagnosis:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        data = msgspec.json.encode(observation)
+        data = msgspec.msgpack.encode(observation)
         out, err = await asyncio.wait_for(process.communicate(data), TIMEOUT_S)
     except TimeoutError:
         raise RequestFailedError("The diagnosis took too long.", code="diagnosis_failed") from None

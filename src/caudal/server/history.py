@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from caudal.metrics.history_columns import make_row
 from caudal.metrics.history_store import HistoryStore
 from caudal.metrics.reading import Aggregate
@@ -60,6 +62,13 @@ class HistoryKeeper:
     ) -> Future[list[list[float | None]]]:
         """Rows of `COLUMNS` of the window up to now, `current` (not written yet) included."""
         return self._pool.submit(self._table, WINDOWS_S[window], step, current)
+
+    def encoded(self, seconds: int, current: tuple[int, Aggregate] | None) -> Future[bytes]:
+        """MessagePack of (start, Aggregate) rows up to now; of minutes, if that is a week or less.
+
+        Costs little: the rows go as they are stored, for another process to decode.
+        """
+        return self._pool.submit(self._encoded, seconds, current)
 
     def close(self) -> None:
         """Finish writing and release the file; blocks for as long as that takes."""
@@ -117,6 +126,20 @@ class HistoryKeeper:
             merged = stretches.setdefault(start // step * step, Aggregate())
             merged.add(minute)
         return [make_row(start, stretches[start]) for start in sorted(stretches) if start >= first]
+
+    def _encoded(self, seconds: int, current: tuple[int, Aggregate] | None) -> bytes:
+        assert self._store is not None
+        first = int(time.time()) - seconds
+        stored = self._store.encoded(first, is_coarse=seconds > WINDOWS_S["7d"])
+        rows: list[tuple[int, msgspec.Raw | Aggregate]] = [*stored]
+        if current is not None:
+            start, minute = current
+            if stored and stored[-1][0] == start:
+                minute = msgspec.msgpack.decode(stored[-1][1], type=Aggregate)
+                minute.add(current[1])
+                rows.pop()
+            rows.append((start, minute))
+        return msgspec.msgpack.encode(rows)
 
     def _close(self) -> None:
         if self._store is not None:

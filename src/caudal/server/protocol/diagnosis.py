@@ -12,6 +12,15 @@ class LoadQuery(msgspec.Struct, frozen=True):
     """Look only at requests of the last so many seconds before the latest one."""
 
 
+class DoctorQuery(msgspec.Struct, frozen=True):
+    """Query parameters; at most one of them."""
+
+    seconds: float | None = None
+    """Look only at requests of the last so many seconds before the latest one."""
+    last: str | None = None
+    """Look at the history of that time instead: 10m to 30d, such as 90m, 24h or 7d."""
+
+
 class PrefixQuery(msgspec.Struct, frozen=True):
     """Query parameters."""
 

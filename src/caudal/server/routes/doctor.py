@@ -6,13 +6,19 @@ import asyncio
 
 import msgspec
 
+from caudal.diagnosis.past import parse_last
 from caudal.diagnosis.prefix_lint import lint
 from caudal.diagnosis.report import Diagnosis, LoadRecord
 from caudal.errors import InvalidRequestError
 from caudal.server.batch.access import owner_of, read_query
 from caudal.server.endpoint import ApiRoute
 from caudal.server.exchange import Exchange
-from caudal.server.protocol.diagnosis import LoadQuery, PrefixQuery, PrefixReport
+from caudal.server.protocol.diagnosis import (
+    DoctorQuery,
+    LoadQuery,
+    PrefixQuery,
+    PrefixReport,
+)
 from caudal.server.state import AppState
 
 MAX_SHOWN = 256
@@ -21,13 +27,19 @@ MAX_SECONDS = 86_400
 
 async def diagnosis(state: AppState, exchange: Exchange) -> None:
     """Findings with evidence and remedies."""
-    seconds = _seconds(exchange)
-    await exchange.respond_json(await state.practice.diagnose(seconds))
+    query = read_query(exchange, DoctorQuery)
+    if query.seconds is not None and query.last is not None:
+        raise InvalidRequestError(
+            "seconds, last: only one of them.", param="last", code="invalid_value"
+        )
+    last_s = None if query.last is None else parse_last(query.last)
+    await exchange.respond_json(await state.practice.diagnose(_checked(query.seconds), last_s))
 
 
 async def load_trace(state: AppState, exchange: Exchange) -> None:
     """The latest requests as JSON lines: times, lengths and common beginnings."""
-    records = state.load_log.records(_seconds(exchange))
+    seconds = _checked(read_query(exchange, LoadQuery).seconds)
+    records = state.load_log.records(seconds)
     start_s = records[0].arrival_s if records else 0.0
     block_size = state.engine.info.block_size if state.engine.is_ready else 0
     lines = [msgspec.json.encode(_row(record, start_s, block_size)) for record in records]
@@ -35,9 +47,8 @@ async def load_trace(state: AppState, exchange: Exchange) -> None:
     await exchange.respond(body, content_type=b"application/jsonl")
 
 
-def _seconds(exchange: Exchange) -> float | None:
+def _checked(seconds: float | None) -> float | None:
     """The window that was asked for. Raises InvalidRequestError."""
-    seconds = read_query(exchange, LoadQuery).seconds
     if seconds is not None and not 0 < seconds <= MAX_SECONDS:
         raise InvalidRequestError(
             f"seconds: must be above 0 and up to {MAX_SECONDS}.",
@@ -93,8 +104,8 @@ ROUTES = (
         diagnosis,
         "What limits the server, and what would help",
         Diagnosis,
-        query=LoadQuery,
-        errors=(400, 500, 503),
+        query=DoctorQuery,
+        errors=(400, 404, 500, 503),
     ),
     ApiRoute(
         "GET",
