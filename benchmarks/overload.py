@@ -1,10 +1,12 @@
 """Checks an overloaded server: are refusals honest, and are health probes answered in time?
 
-    python benchmarks/overload.py retry [--model smollm2-135m] [--rounds 5] [-- flags of serve]
+    python benchmarks/overload.py retry [--model smollm2-135m] [--rounds 5] [--seconds 45]
+                                       [-- flags of serve]
     python benchmarks/overload.py probes [--requests 1280] [--rounds 3] [-- flags of serve]
 
-`retry` fills the queue until a request is refused, asks again and again until one is admitted, and
-compares that time with what the refusal said (`Retry-After-Ms`). `probes` sends many requests at
+`retry` sends a burst to the idle server until a request is refused, asks again and again until one
+is admitted, and compares that time with what the refusal said (`Retry-After-Ms`); it begins no
+burst after --seconds. `probes` sends many requests at
 once and measures the answers of /live, /ready and /health meanwhile, each on a new connection.
 """
 
@@ -32,6 +34,8 @@ from benchmarks.workloads import make_text
 PROBES = ("/live", "/ready", "/health")
 MAX_WAIT_S = 120.0
 POLL_S = 0.02
+NUM_OUTPUT = (20, 120)
+"""Tokens of an answer."""
 
 
 def completion(rng: random.Random, num_words: int, **fields: Any) -> dict[str, Any]:
@@ -52,7 +56,7 @@ async def _fill(session: aiohttp.ClientSession, rng: random.Random) -> tuple[set
     """Send requests until one is refused; returns those in flight, and the time that was told."""
     running: set[asyncio.Task[float | None]] = set()
     while True:
-        body = completion(rng, rng.randint(20, 100), max_tokens=rng.randint(20, 120))
+        body = completion(rng, rng.randint(20, 100), max_tokens=rng.randint(*NUM_OUTPUT))
         task = asyncio.create_task(_send(session, body))
         running.add(task)
         await asyncio.sleep(0.001)
@@ -78,31 +82,40 @@ async def _admitted(session: aiohttp.ClientSession, body: dict[str, Any]) -> boo
         return response.status == 200
 
 
-async def measure_retry(url: str, num_rounds: int) -> list[Refusal]:
-    """One refusal per round, on a queue that nobody else fills meanwhile."""
+async def measure_retry(url: str, num_rounds: int, max_s: float) -> list[Refusal]:
+    """One refusal per round, on a queue that nobody else fills meanwhile; prints a row each."""
     rng = random.Random(0)
     refusals: list[Refusal] = []
     connector = aiohttp.TCPConnector(limit=0)
+    print("| told (s) | true (s) | told / true |\n|---|---|---|", flush=True)
+    end = time.perf_counter() + max_s
     async with aiohttp.ClientSession(url, connector=connector) as session:
-        for number in range(num_rounds + 1):
+        while len(refusals) < num_rounds and time.perf_counter() < end:
+            await _learn(session, rng)
             running, told_s = await _fill(session, rng)
             started = time.perf_counter()
             body = completion(rng, 60, max_tokens=1)
             while not await _admitted(session, body):
                 assert time.perf_counter() - started < MAX_WAIT_S
                 await asyncio.sleep(POLL_S)
-            if number:  # the first one teaches the server what answers are like
-                refusals.append(Refusal(told_s, time.perf_counter() - started))
-            await asyncio.gather(*running)
+            refusal = Refusal(told_s, time.perf_counter() - started)
+            refusals.append(refusal)
+            ratio = refusal.told_s / refusal.waited_s
+            print(f"| {refusal.told_s:.2f} | {refusal.waited_s:.2f} | {ratio:.2f} |", flush=True)
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
     return refusals
 
 
+async def _learn(session: aiohttp.ClientSession, rng: random.Random) -> None:
+    """A few answers, from which the server learns how long they are and what a step costs."""
+    bodies = [completion(rng, 60, max_tokens=rng.randint(*NUM_OUTPUT)) for _ in range(8)]
+    await asyncio.gather(*(_send(session, body) for body in bodies))
+
+
 def print_refusals(refusals: list[Refusal]) -> None:
-    """A table of times and ratios."""
-    print("| told (s) | true (s) | told / true |\n|---|---|---|")
-    for refusal in refusals:
-        ratio = refusal.told_s / refusal.waited_s
-        print(f"| {refusal.told_s:.2f} | {refusal.waited_s:.2f} | {ratio:.2f} |")
+    """What the rows add up to."""
     ratios = [refusal.told_s / refusal.waited_s for refusal in refusals]
     num_true = sum(0.7 <= ratio <= 1.3 for ratio in ratios)
     print(f"\nmedian ratio {statistics.median(ratios):.2f}; within 30 %: {num_true}/{len(ratios)}")
@@ -160,6 +173,7 @@ def main() -> None:
     parser.add_argument("what", choices=("retry", "probes"))
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=45.0)
     parser.add_argument("--requests", type=int, default=1280)
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     args, flags = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
@@ -168,7 +182,7 @@ def main() -> None:
     print(describe_machine())
     with caudal_server(args.model, flags) as url:
         if args.what == "retry":
-            print_refusals(asyncio.run(measure_retry(url, args.rounds)))
+            print_refusals(asyncio.run(measure_retry(url, args.rounds, args.seconds)))
             return
         for _ in range(args.rounds):
             times = sorted(asyncio.run(measure_probes(url, args.requests)))

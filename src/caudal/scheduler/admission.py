@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 
 from caudal.config import SchedulerConfig
 from caudal.errors import ContextLengthError, InvalidRequestError, OverloadedError, RequestError
-from caudal.scheduler.departures import Departures
+from caudal.scheduler.forecast import Course, Forecaster, RunningLoad
 from caudal.scheduler.queues import QueueTotals
 from caudal.scheduler.request import Request
 from caudal.scheduler.stats import TrafficAverages
 from caudal.scheduler.step_cost import StepCostModel
-from caudal.scheduler.step_planner import TARGET_SHARE
 
 MIN_RETRY_AFTER_S = 0.05
+LEFT_SHARE = 1 / 8
+"""How much of a full queue must have left before it opens again."""
+TTFT_LEFT_SHARE = 1 / 4
+"""The same of a predicted wait: more, as an error of the prediction is a part of the whole wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +84,7 @@ class RequestLimits:
 class Load:
     """What is on the machine, as far as a newcomer's waiting time depends on it."""
 
-    num_running: int
-    num_decode_rows: int
-    context_tokens: int
-    """KV positions that the decode rows attend to."""
-    prefill_tokens: int
-    """Prompt tokens that running requests have still to compute."""
-    outputs: list[tuple[int, int]]
-    """Per running request: output tokens so far, and those its limit still allows. One that only
-    its limit can end has -1 tokens so far."""
+    running: RunningLoad
     waiting: QueueTotals
     ahead: QueueTotals = field(default_factory=QueueTotals)
     """The part of `waiting` that is served before the newcomer."""
@@ -103,12 +98,12 @@ class Load:
 class LowMark:
     """Keeps a queue that was full closed until some of it has left.
 
-    When one more leaves is chance, when an eighth has left is not: so a client can be told when to
-    come back, and those who come find room for more than the first of them.
+    When one more leaves is chance, when a good part has left is not: so a client can be told when
+    to come back, and those who come find room for more than the first of them.
     """
 
-    def __init__(self, bound: float) -> None:
-        self._low = max(0, math.floor(bound - max(1.0, bound / 8)))
+    def __init__(self, bound: float, share: float) -> None:
+        self._low = max(0, math.floor(bound - max(1.0, bound * share)))
         self._closed_from: int | None = None
         """The most important priority that was refused since it was last open."""
 
@@ -135,7 +130,7 @@ class AdmissionController:
 
     Requests that find a free seat do not count against the queue: the bound is on those that
     have to wait. With nothing waiting, any request that can run at all is accepted. A full queue
-    opens again when an eighth of it has left.
+    opens again when a part of it has left.
 
     While several tenants wait each can fill an equal share of the queue, even one that others
     have filled; so the queue never holds more than twice its bound.
@@ -149,14 +144,12 @@ class AdmissionController:
         max_running: int,
     ) -> None:
         self._config = config
-        self._cost = cost
         self._averages = averages
         self._max_running = max_running
-        self._target_ms = None if config.tpot_ms is None else config.tpot_ms * TARGET_SHARE
-        self._departures = Departures(averages.lengths, max_running)
-        self._requests_mark = LowMark(config.max_queue_requests)
-        self._tokens_mark = LowMark(config.max_queue_tokens)
-        self._ttft_mark = LowMark(config.max_queue_ttft_s * 1e3)
+        self._forecaster = Forecaster(config, cost, averages, max_running)
+        self._requests_mark = LowMark(config.max_queue_requests, LEFT_SHARE)
+        self._tokens_mark = LowMark(config.max_queue_tokens, LEFT_SHARE)
+        self._ttft_mark = LowMark(config.max_queue_ttft_s * 1e3, TTFT_LEFT_SHARE)
 
     @property
     def max_siblings(self) -> int:
@@ -174,18 +167,19 @@ class AdmissionController:
 
     def _check_requests(self, group: Sequence[Request], load: Load) -> OverloadedError | None:
         bound, num_waiting = self._config.max_queue_requests, load.waiting.num_requests
-        num_free = max(0, self._max_running - load.num_running)
-        num_excess = num_waiting + len(group) - num_free - bound
         num_own = load.own.num_requests + len(group)
         if _is_within_share(num_own, bound, load) and not group[0].is_background:
             return None
-        num_above = self._requests_mark.num_above(num_waiting, num_excess, group[0])
+        # Those that find a seat do not wait for one: only ends make this fewer, starts do not.
+        num_queued = num_waiting - max(0, self._max_running - load.running.num_running)
+        num_excess = num_queued + len(group) - bound
+        num_above = self._requests_mark.num_above(num_queued, num_excess, group[0])
         if num_above <= 0:
             return None
         return self._refuse(
             f"{num_waiting} requests are waiting and the limit is {bound}",
             "queue_requests",
-            self._departures_ms(math.ceil(num_above), math.ceil(num_above), load),
+            self._course(load).when_ended(math.ceil(num_above)),
         )
 
     def _check_tokens(self, group: Sequence[Request], load: Load) -> OverloadedError | None:
@@ -197,13 +191,15 @@ class AdmissionController:
         num_above = self._tokens_mark.num_above(waiting.num_tokens, num_excess, group[0])
         if num_above <= 0:
             return None
-        num_free = max(0, self._max_running - load.num_running)
-        # Half a request more: the last to leave is rarely of just the right size.
-        num_leaving = math.ceil(num_above * waiting.num_requests / waiting.num_tokens + 0.5)
+        # A prompt leaves the queue as a whole when it is begun, so as much is under way at the end
+        # as now, except for prompts that are longer than others: those share with shorter ones.
+        course, running = self._course(load), load.running
+        num_leaving = num_above * self._averages.miss_ratio
+        num_longer = max(0.0, running.prefill_tokens - running.num_prefilling * course.mean_prompt)
         return self._refuse(
             f"{waiting.num_tokens} prompt tokens are waiting and the limit is {bound}",
             "queue_tokens",
-            self._departures_ms(num_leaving, num_leaving - num_free, load),
+            course.when_computed(num_leaving + min(num_longer, num_leaving)),
         )
 
     def _check_ttft(self, request: Request, load: Load) -> OverloadedError | None:
@@ -237,45 +233,18 @@ class AdmissionController:
 
     def predicted_ttft_ms(self, num_tokens: int, load: Load) -> float:
         """Predicted time to first token of a request of `num_tokens` that arrives now."""
-        miss_ratio = self._averages.miss_ratio
-        ms_per_token = self._prefill_ms_per_token(load)
-        own_ms = num_tokens * miss_ratio * ms_per_token
-        ahead_ms = (load.prefill_tokens + load.ahead.num_tokens * miss_ratio) * ms_per_token
-        num_seats = load.num_running + load.ahead.num_requests + 1 - self._max_running
-        return self._decode_ms(load) + max(ahead_ms, self._seats_ms(num_seats, load)) + own_ms
+        num_missing = (load.ahead.num_tokens + num_tokens) * self._averages.miss_ratio
+        return self._course(load).when_computed(load.running.prefill_tokens + num_missing)
 
-    def _decode_ms(self, load: Load) -> float:
-        return self._cost.predict(load.num_decode_rows, 0, load.context_tokens)
-
-    def _prefill_ms_per_token(self, load: Load) -> float:
-        """Milliseconds of wall time per prompt token, in steps as the planner fills them."""
-        base_ms = self._decode_ms(load)
-        num_tokens = max(1, self._config.max_num_batched_tokens - load.num_decode_rows)
-        if load.num_decode_rows and self._target_ms is not None:
-            budget_ms = self._target_ms - base_ms
-            num_tokens = self._cost.max_prefill_tokens(budget_ms, 0, num_tokens)
-        step_ms = base_ms + self._cost.prefill_ms(num_tokens, 0)
-        fastest = num_tokens / step_ms if step_ms > 0 else 0.0
-        granted = self._config.min_prefill_tokens_per_s / 1e3
-        return 1.0 / max(fastest, granted, 1e-6)
-
-    def _seats_ms(self, num_seats: int, load: Load) -> float:
-        """Predicted milliseconds until so many running requests have ended."""
-        if num_seats <= 0:
-            return 0.0
-        averages = self._averages
-        token_ms = averages.output_token_ms or self._decode_ms(load)
-        mean = averages.output_tokens
-        return token_ms * self._departures.steps_until(num_seats, load.outputs, mean)
-
-    def _departures_ms(self, num_leaving: int, num_seats: int, load: Load) -> float:
-        """Predicted time until `num_leaving` have left the queue, for which seats must free."""
-        mean_tokens = load.waiting.num_tokens / max(1, load.waiting.num_requests)
-        prefill_ms = mean_tokens * self._averages.miss_ratio * self._prefill_ms_per_token(load)
-        # A seat that is free is taken when the next step is planned.
-        return max(num_leaving * prefill_ms, self._seats_ms(num_seats, load)) + self._decode_ms(
-            load
-        )
+    def _course(self, load: Load) -> Course:
+        """The future of the machine while requests like the waiting ones come."""
+        averages, waiting = self._averages, load.waiting
+        mean_prompt, mean_output = averages.prompt_tokens, math.inf
+        if waiting.num_requests:
+            mean_prompt = waiting.num_tokens / waiting.num_requests
+            mean_output = waiting.num_output_allowed / waiting.num_requests
+        mean_prompt *= averages.miss_ratio
+        return self._forecaster.course(load.running, mean_prompt, mean_output)
 
     def _refuse(self, what: str, reason: str, wait_ms: float) -> OverloadedError:
         retry_after_s = max(MIN_RETRY_AFTER_S, wait_ms / 1e3)

@@ -65,7 +65,7 @@ class FairShares:
         if request.is_background:
             return
         left = request.max_total_tokens - len(request.token_ids)
-        expected = min(float(max(0, left)), self._averages.output_tokens)
+        expected = min(float(max(0, left)), self._averages.lengths.mean)
         request.num_prepaid = request.num_output_tokens + expected
         share = self._shares[request.tenant]
         self._last_served = share.served
@@ -82,5 +82,5 @@ class FairShares:
     def cost(self, num_requests: int, num_tokens: int) -> float:
         """What waiting requests with so many tokens will probably be charged, at weight 1."""
         averages = self._averages
-        outputs = num_requests * averages.output_tokens * OUTPUT_COST
+        outputs = num_requests * averages.lengths.mean * OUTPUT_COST
         return num_tokens * averages.miss_ratio + outputs

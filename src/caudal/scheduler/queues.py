@@ -16,11 +16,14 @@ class QueueTotals:
 
     num_requests: int = 0
     num_tokens: int = 0
+    num_output_allowed: int = 0
+    """Output tokens that their limits still allow (only of what is counted one by one)."""
 
-    def add(self, num_requests: int, num_tokens: int) -> None:
+    def add(self, num_requests: int, num_tokens: int, num_output_allowed: int = 0) -> None:
         """Count some more (or, with negative numbers, fewer)."""
         self.num_requests += num_requests
         self.num_tokens += num_tokens
+        self.num_output_allowed += num_output_allowed
 
 
 class WaitingQueue:
@@ -177,6 +180,7 @@ class WaitingQueue:
         return QueueTotals(
             self.totals.num_requests - self.background.num_requests,
             self.totals.num_tokens - self.background.num_tokens,
+            self.totals.num_output_allowed - self.background.num_output_allowed,
         )
 
     @property
@@ -185,7 +189,9 @@ class WaitingQueue:
         return len(self._parked)
 
     def _count(self, request: Request, sign: int) -> None:
-        num_tokens = sign * len(request.token_ids)
+        num_known = len(request.token_ids)
+        num_tokens = sign * num_known
+        num_allowed = sign * (request.max_total_tokens - num_known)
         key = request.tenant, request.priority
         per_priority = self._by_priority.setdefault(key, QueueTotals())
         if request.is_background:
@@ -193,7 +199,7 @@ class WaitingQueue:
         else:
             part = self._by_tenant.setdefault(request.tenant, QueueTotals())
         for totals in (self.totals, per_priority, part):
-            totals.add(sign, num_tokens)
+            totals.add(sign, num_tokens, num_allowed)
         if per_priority.num_requests == 0:
             del self._by_priority[key]
         if part is not self.background and part.num_requests == 0:

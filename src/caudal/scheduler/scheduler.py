@@ -8,6 +8,7 @@ from typing import NotRequired, TypedDict, Unpack
 from caudal.config import CacheConfig, SchedulerConfig
 from caudal.errors import InvalidRequestError, RequestError
 from caudal.scheduler.admission import AdmissionController, Load, RefusedRequest, RequestLimits
+from caudal.scheduler.forecast import RunningLoad
 from caudal.scheduler.output import FinishReason, RequestOutput
 from caudal.scheduler.request import (
     FINISHED_STATUS,
@@ -73,6 +74,9 @@ class Scheduler:
         self._num_steps = 0
         self._in_flight: StepPlan | None = None
         self._pending: list[RequestOutput] = []
+        self._planned_at = 0.0
+        self._step_ms: float | None = None
+        """Of the step before, if the next one follows at once."""
 
     @property
     def has_work(self) -> bool:
@@ -131,6 +135,9 @@ class Scheduler:
         """Plan the next step; the previous one must have been updated (or failed)."""
         assert self._in_flight is None, "the previous step has not been updated"
         self._num_steps += 1
+        if self._step_ms is not None:
+            self._state.averages.note_step((now - self._planned_at) * 1e3, self._step_ms)
+        self._planned_at = now
         for request in self._state.deadlines.take_expired(now):
             self._pending.append(self._finish(request, FinishReason.TIMEOUT, now))
         self._in_flight = self._planner.plan(self._num_steps, now)
@@ -166,7 +173,7 @@ class Scheduler:
 
         Without `now`, requests that never ran report no queue time.
         """
-        self._in_flight = None
+        self._in_flight = self._step_ms = None
         outputs = self.take_outputs()
         for request in list(self._state.requests.values()):
             outputs.append(self._finish(request, FinishReason.ERROR, now, message))
@@ -375,7 +382,7 @@ class Scheduler:
         if reason is FinishReason.STOP or reason is FinishReason.LENGTH:
             assert now is not None and started is not None
             if request.num_output_tokens > 0 and not request.is_background:
-                state.averages.note_end(now - started, request.num_output_tokens)
+                state.averages.lengths.add(request.num_output_tokens)
         output = self._make_output(request)
         output.finish_reason = reason
         output.num_preempted_tokens = request.num_preempted_tokens
@@ -406,6 +413,7 @@ class Scheduler:
         output = plan.output
         if step_ms is None:
             step_ms = result.prepare_ms + result.forward_ms + result.sample_ms
+        self._step_ms = step_ms if self._state.requests else None
         is_typical = not plan.has_prompt_logits and not plan.is_computed_twice
         if output.num_tokens > 0 and is_typical and not result.errors:
             num_prefill = output.num_tokens - output.num_decode_rows
@@ -420,21 +428,10 @@ class Scheduler:
         if newcomer is None or not newcomer.is_background:
             waiting = state.waiting.foreground
             running = [request for request in running if not request.is_background]
-        load = Load(len(running), 0, 0, 0, [], waiting=waiting)
+        load = Load(RunningLoad.of(running), waiting)
         if newcomer is not None:
             load.ahead = state.waiting.ahead_of(newcomer)
             load.own, load.num_tenants = state.waiting.share_of(newcomer)
-        for request in running:
-            num_known = len(request.token_ids)
-            num_output = num_known - request.num_prompt_tokens
-            can_stop = bool(request.stop_token_ids)
-            num_left = request.max_total_tokens - num_known
-            load.outputs.append((num_output if can_stop else -1, num_left))
-            if num_known - request.num_computed_tokens > 1:
-                load.prefill_tokens += num_known - request.num_computed_tokens
-            else:
-                load.num_decode_rows += 1
-                load.context_tokens += num_known
         return load
 
 

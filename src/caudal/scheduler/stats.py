@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from caudal.scheduler.departures import AnswerLengths
+from caudal.scheduler.answer_lengths import AnswerLengths
 from caudal.scheduler.output import FinishReason
 
 
@@ -33,6 +33,10 @@ AVERAGE_RATE = 0.1
 """Weight of the newest request in the running averages."""
 
 
+MAX_STRETCH = 2.0
+"""A longer pause between two steps is a hiccup."""
+
+
 @dataclass(slots=True)
 class TrafficAverages:
     """Running averages over recent requests, from which admission predicts waiting times."""
@@ -41,10 +45,8 @@ class TrafficAverages:
     """Length of a prompt; 0 before any request has started."""
     miss_ratio: float = 1.0
     """Share of a prompt that has to be computed."""
-    output_tokens: float = 128.0
-    """Length of an output; a guess before any request has ended by itself."""
-    output_token_ms: float | None = None
-    """Time from the first step to the end, per output token; None before any has ended."""
+    stretch: float = 1.0
+    """Time from step to step, over the time that the step itself was measured to take."""
     lengths: AnswerLengths = field(default_factory=AnswerLengths)
 
     def note_start(self, num_prompt_tokens: int, num_hit_tokens: int) -> None:
@@ -54,10 +56,11 @@ class TrafficAverages:
         missed = 1.0 - num_hit_tokens / num_prompt_tokens
         self.miss_ratio += AVERAGE_RATE * (missed - self.miss_ratio)
 
-    def note_end(self, residence_s: float, num_output_tokens: int) -> None:
-        """A request has ended by itself (not aborted, not failed) with some output."""
-        self.lengths.add(num_output_tokens, residence_s * 1e3)
-        self.output_tokens, self.output_token_ms = self.lengths.mean, self.lengths.token_ms
+    def note_step(self, cycle_ms: float, step_ms: float) -> None:
+        """A step was followed by another one after `cycle_ms`."""
+        if step_ms > 0:
+            stretch = min(MAX_STRETCH, max(1.0, cycle_ms / step_ms))
+            self.stretch += AVERAGE_RATE * (stretch - self.stretch)
 
 
 @dataclass(frozen=True, slots=True)
