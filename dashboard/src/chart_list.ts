@@ -3,86 +3,51 @@
 import { formatMs, formatNumber, formatShare } from "./format";
 import type { ChartSpec, Series } from "./charts";
 
-function quantiles(name: "ttft" | "tpot" | "queue"): Series[] {
-  return (["p50", "p95", "p99"] as const).map((quantile, index) => ({
-    label: quantile,
-    name: `${name}_${quantile}`,
-    colour: `series-${index + 1}`,
-  }));
+type Line = [label: string, name: Series["name"], colour: 1 | 2 | 3 | 4, isArea?: boolean];
+
+function series([label, name, colour, isArea = true]: Line): Series {
+  return { label, name, colour: `series-${colour}`, isArea };
+}
+
+/** Median and tail of a time. */
+function times(
+  title: string,
+  name: "ttft" | "tpot" | "queue",
+  minTop: number,
+  target?: ChartSpec["target"],
+): ChartSpec {
+  const lines = (["p50", "p95", "p99"] as const).map((quantile, index) =>
+    series([quantile, `${name}_${quantile}`, (index + 1) as 1 | 2 | 3, false]),
+  );
+  return { title, series: lines, format: formatMs, minTop, ...(target ? { target } : {}) };
+}
+
+function counts(title: string, minTop: number, ...lines: Line[]): ChartSpec {
+  return { title, series: lines.map(series), format: formatNumber, minTop };
+}
+
+function shares(title: string, ...lines: Line[]): ChartSpec {
+  return { title, series: lines.map(series), format: formatShare, minTop: 1, maxTop: 1 };
 }
 
 export const CHARTS: ChartSpec[] = [
-  {
-    title: "Time to first token",
-    series: quantiles("ttft"),
-    format: formatMs,
-    minTop: 10,
-    target: "ttft_ms",
-  },
-  {
-    title: "Time per output token",
-    series: quantiles("tpot"),
-    format: formatMs,
-    minTop: 5,
-    target: "tpot_ms",
-  },
-  {
-    title: "Throughput (tokens per second)",
-    series: [
-      { label: "output", name: "output_rate", colour: "series-1", isArea: true },
-      { label: "prompts", name: "prompt_rate", colour: "series-2" },
-    ],
-    format: formatNumber,
-    minTop: 10,
-  },
-  {
-    title: "Requests",
-    series: [
-      { label: "running", name: "running", colour: "series-1", isArea: true },
-      { label: "waiting", name: "waiting", colour: "series-3", isArea: true },
-    ],
-    format: formatNumber,
-    minTop: 4,
-  },
-  {
-    title: "KV cache",
-    series: [
-      { label: "in use", name: "kv_used", colour: "series-1", isArea: true },
-      { label: "keep prefixes", name: "kv_cached", colour: "series-2" },
-    ],
-    format: formatShare,
-    minTop: 1,
-    maxTop: 1,
-  },
-  {
-    title: "Prompt tokens found in the cache",
-    series: [{ label: "hits", name: "hit_rate", colour: "series-1", isArea: true }],
-    format: formatShare,
-    minTop: 1,
-    maxTop: 1,
-  },
-  {
-    title: "Time in the queue",
-    series: quantiles("queue"),
-    format: formatMs,
-    minTop: 10,
-  },
-  {
-    title: "Arrived (a minute)",
-    series: [
-      { label: "requests", name: "arrived", colour: "series-1", isArea: true },
-      { label: "failed", name: "failed", colour: "series-4", isArea: true },
-    ],
-    format: formatNumber,
-    minTop: 4,
-  },
-  {
-    title: "Rejected and preempted (a minute)",
-    series: [
-      { label: "rejected", name: "rejected", colour: "series-4", isArea: true },
-      { label: "preempted", name: "preempted", colour: "series-3", isArea: true },
-    ],
-    format: formatNumber,
-    minTop: 4,
-  },
+  times("Time to first token", "ttft", 10, "ttft_ms"),
+  times("Time per output token", "tpot", 5, "tpot_ms"),
+  counts(
+    "Throughput (tokens per second)",
+    10,
+    ["output", "output_rate", 1],
+    ["prompts", "prompt_rate", 2, false],
+  ),
+  counts("Requests", 4, ["running", "running", 1], ["waiting", "waiting", 3]),
+  shares("KV cache", ["in use", "kv_used", 1], ["keep prefixes", "kv_cached", 2, false]),
+  shares("Prompt tokens found in the cache", ["hits", "hit_rate", 1]),
+  times("Time in the queue", "queue", 10),
+  counts("Arrived (a minute)", 4, ["requests", "arrived", 1], ["failed", "failed", 4]),
+  counts(
+    "Rejected and preempted (a minute)",
+    4,
+    ["rejected", "rejected", 4],
+    ["preempted", "preempted", 3],
+  ),
 ];

@@ -130,7 +130,7 @@ export class Chart {
       label: series.label,
       stroke: () => colour(series.colour),
       width: 1.75,
-      ...(series.isArea ? { fill: () => `${colour(series.colour)}33` } : {}),
+      ...(series.isArea ? { fill: () => colour(series.colour, 20) } : {}),
       points: { size: 4, filter: (plot, index, isShown) => (isShown ? null : lonely(plot.data[index])) },
     };
   }

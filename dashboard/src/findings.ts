@@ -2,7 +2,7 @@
 
 import { ApiError, getJson } from "./api";
 import { byId, h, setText } from "./dom";
-import { formatDuration, formatName, formatNumber, formatValue } from "./format";
+import { formatDuration, formatMs, formatName, formatNumber, formatShare, formatValue } from "./format";
 import { Prefixes } from "./prefixes";
 import type { Child } from "./dom";
 
@@ -34,10 +34,25 @@ interface Finding {
   remedies?: Remedy[];
 }
 
+interface WorstHour {
+  start: number;
+  num_requests: number;
+  num_refused: number;
+  ttft_p95_ms: number | null;
+  load: number | null;
+}
+
+interface Past {
+  observed_s: number;
+  worst_hour: WorstHour | null;
+  note: string;
+}
+
 interface Diagnosis {
   findings: Finding[];
   num_requests?: number;
   window_s?: number;
+  past?: Past | null;
 }
 
 /** The panel stays away until the server has a diagnosis to give. */
@@ -45,12 +60,15 @@ export class Findings {
   private readonly panel = byId("doctor");
   private readonly list = byId("findings");
   private readonly note = byId("doctor-note");
+  private readonly past = byId("doctor-past");
   private readonly button = byId("doctor-again");
+  private readonly window = byId<HTMLSelectElement>("doctor-window");
   private readonly prefixes = new Prefixes();
   private isLooking = false;
 
   constructor() {
     this.button.addEventListener("click", () => void this.refresh());
+    this.window.addEventListener("change", () => void this.refresh());
   }
 
   /** Never rejects: what went wrong is told in the panel. */
@@ -58,28 +76,50 @@ export class Findings {
     if (this.isLooking) return;
     this.isLooking = true;
     this.button.setAttribute("aria-disabled", "true");
+    const asked = this.window.value;
     try {
-      this.show(await getJson<Diagnosis>("caudal/doctor", TIMEOUT_MS));
+      const query = asked ? `?last=${asked}` : "";
+      this.show(await getJson<Diagnosis>(`caudal/doctor${query}`, TIMEOUT_MS));
       await this.prefixes.refresh();
     } catch (error) {
       const isKnown = error instanceof ApiError;
-      if (isKnown && (error.status === 404 || error.status === 401)) this.panel.hidden = true;
+      const isAway = isKnown && (error.status === 401 || (error.status === 404 && !asked));
+      if (isAway) this.panel.hidden = true;
       setText(this.note, isKnown ? error.message : "no answer");
+      this.past.hidden = true;
+      this.list.replaceChildren();
     } finally {
       this.isLooking = false;
       this.button.removeAttribute("aria-disabled");
     }
+    // Somebody chose another time meanwhile.
+    if (asked !== this.window.value) await this.refresh();
   }
 
   private show(diagnosis: Diagnosis): void {
-    const { findings, num_requests: number, window_s: seconds } = diagnosis;
+    const { findings, num_requests: number, past } = diagnosis;
+    const seconds = past ? past.observed_s : diagnosis.window_s;
     this.panel.hidden = false;
     const seen = number === undefined ? "" : `from ${formatNumber(number)} ${number === 1 ? "request" : "requests"}`;
     setText(this.note, seconds ? `${seen} in ${formatDuration(seconds)}` : seen);
+    const told = past ? [describe(past.worst_hour), past.note].filter(Boolean).join(" ") : "";
+    this.past.hidden = !told;
+    setText(this.past, told);
     const items = findings.map(makeFinding);
+    const isUnknown = past?.worst_hour === null;
     const none = h("p", { class: "muted" }, "Nothing limits this server noticeably.");
-    this.list.replaceChildren(...(items.length ? items : [none]));
+    this.list.replaceChildren(...(items.length || isUnknown ? items : [none]));
   }
+}
+
+function describe(hour: WorstHour | null): string {
+  if (!hour) return "";
+  const options = { weekday: "short", day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" } as const;
+  const begins = new Date(hour.start * 1000).toLocaleString(undefined, options);
+  const refused = hour.num_refused ? `, ${formatNumber(hour.num_refused)} refused` : "";
+  const ttft = hour.ttft_p95_ms === null ? "" : `, TTFT p95 ${formatMs(hour.ttft_p95_ms)}`;
+  const load = hour.load === null ? "" : `, load ${formatShare(hour.load)}`;
+  return `Worst hour: from ${begins}, ${formatNumber(hour.num_requests)} requests${refused}${ttft}${load}.`;
 }
 
 function makeFinding(finding: Finding): HTMLElement {

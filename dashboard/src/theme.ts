@@ -28,7 +28,13 @@ export function startTheme(onChange: () => void): void {
   apply(current);
 }
 
-/** The value of a colour of the style sheet. */
-export function colour(name: string): string {
-  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+// Custom properties are kept as they are written; only a real property has its colour worked out.
+const probe = document.createElement("i");
+probe.hidden = true;
+document.body.append(probe);
+
+/** A colour of the style sheet in the present theme, `percent` of it opaque. */
+export function colour(name: string, percent = 100): string {
+  probe.style.color = `color-mix(in srgb, var(--${name}) ${percent}%, transparent)`;
+  return getComputedStyle(probe).color;
 }

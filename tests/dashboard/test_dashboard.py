@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 
 from caudal.config import ServerConfig
-from caudal.diagnosis.report import Diagnosis, Evidence, Finding, Prediction, Remedy
+from caudal.diagnosis.report import (
+    Diagnosis,
+    Evidence,
+    Finding,
+    PastSummary,
+    Prediction,
+    Remedy,
+    WorstHour,
+)
+from caudal.errors import NotFoundError
 from caudal.server.diagnosis import Practice
 from caudal.server.routes import dashboard
 from tests.dashboard.browser import Page, chromium, find_chromium
@@ -148,6 +157,72 @@ async def test_findings_are_shown_with_their_evidence_and_predicted_gains(
             assert part in told, part
         await look_again(page)
         await page.wait_for(f"{text_of('findings')}.includes('Nothing limits')")
+
+
+@needs_bundle
+async def test_the_history_is_diagnosed_when_somebody_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hour = WorstHour(
+        start=1_700_000_400,
+        num_requests=400,
+        num_refused=34,
+        ttft_p95_ms=12_400.0,
+        queue_depth=17.0,
+        kv_used=0.4,
+        load=1.3,
+    )
+    asked: list[int | None] = []
+
+    async def diagnose(_: Practice, seconds: float | None, last_s: int | None) -> Diagnosis:
+        assert seconds is None
+        asked.append(last_s)
+        if last_s is None:
+            return Diagnosis([], 9, 60.0)
+        if last_s > 86_400:
+            raise NotFoundError("This server keeps no history.", code="history_off")
+        past = PastSummary(
+            seconds=last_s,
+            observed_s=7200.0,
+            num_busy_minutes=99,
+            worst_hour=hour,
+            note="It cannot tell.",
+        )
+        return Diagnosis([], 812, 86_400.0, past=past)
+
+    choose = (
+        "(value => {{ const e = document.getElementById('doctor-window');"
+        " e.value = value; e.dispatchEvent(new Event('change')); }})('{}')"
+    )
+    monkeypatch.setattr(Practice, "diagnose", diagnose)
+    async with opened(tmp_path) as (_, page):
+        await page.wait_for(f"{text_of('findings')}.includes('Nothing limits')")
+        assert not await page.evaluate("document.getElementById('doctor-past').checkVisibility()")
+        await page.evaluate(choose.format("24h"))
+        await page.wait_for(f"{text_of('doctor-past')}.includes('Worst hour')")
+        told = await page.evaluate("document.getElementById('doctor').innerText")
+        for part in ("812 requests in 2 h", "400 requests, 34 refused, TTFT p95 12 s, load 130 %"):
+            assert part in told, told
+        assert "It cannot tell." in told
+        await page.evaluate(choose.format("7d"))
+        await page.wait_for(f"{text_of('doctor-note')}.includes('keeps no history')")
+        assert not await page.evaluate("document.getElementById('doctor-past').checkVisibility()")
+        page.complaints.clear()
+    assert asked[:3] == [None, 86_400, 7 * 86_400]
+
+
+@needs_bundle
+async def test_both_themes_have_colours_on_page_and_charts(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (_, page):
+        await page.wait_for("document.querySelector('.swatch') != null")
+        seen = set()
+        for theme in ("light", "dark"):
+            await page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
+            style = "getComputedStyle(document.body)"
+            seen.add(await page.evaluate(f"{style}.backgroundColor + {style}.color"))
+            swatch = "getComputedStyle(document.querySelector('.swatch')).backgroundColor"
+            assert await page.evaluate(swatch) not in ("", "rgba(0, 0, 0, 0)")
+        assert len(seen) == 2
 
 
 @needs_bundle
