@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgspec
@@ -24,6 +22,7 @@ from caudal.diagnosis.report import (
     WorstHour,
 )
 from caudal.errors import CaudalError
+from tests.cli.small_server import SmallHandler, SmallServer, running
 
 PREDICTED = Prediction("ttft_p95_ms", 4000.0, 1000.0, 75.0)
 FINDING = Finding(
@@ -113,7 +112,7 @@ PREFIXES = {
 }
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(SmallHandler):
     """Answers the doctor's paths; anything else is a 404 in the server's shape."""
 
     def do_GET(self) -> None:
@@ -129,28 +128,14 @@ class Handler(BaseHTTPRequestHandler):
             body = msgspec.json.encode(PASTS[query.removeprefix("last=")])
         if self.headers.get("Authorization") == "Bearer wrong":
             body = None
-        if body is None:
-            body = b'{"error":{"message":"Wrong API key."}}'
-            self.send_response(401)
-        else:
-            self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Tests stay quiet."""
+        wrong = b'{"error":{"message":"Wrong API key."}}'
+        self.answer(401 if body is None else 200, wrong if body is None else body)
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with running(SmallServer(Handler)) as server:
+        yield server.url
 
 
 def run(*words: str) -> int:

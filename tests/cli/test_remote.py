@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -14,57 +10,31 @@ import pytest
 from caudal.cli.conversation import Reply, Sampling
 from caudal.cli.remote import RemoteModel
 from caudal.errors import CaudalError, ConfigError
+from tests.cli.small_server import SmallHandler, SmallServer, running
 
 
-class FakeServer(ThreadingHTTPServer):
-    daemon_threads = True
-
+class FakeServer(SmallServer):
     def __init__(self, status: int = 200, events: tuple[object, ...] = ()) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.status, self.events = status, events
         self.requests: list[tuple[str, str | None, dict[str, Any]]] = []
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
-
-class Handler(BaseHTTPRequestHandler):
+class Handler(SmallHandler):
     server: FakeServer
 
     def do_GET(self) -> None:
-        self._answer(200, json.dumps({"data": [{"id": "first"}, {"id": "second"}]}).encode())
+        self.answer(200, json.dumps({"data": [{"id": "first"}, {"id": "second"}]}).encode())
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append((self.path, self.headers["Authorization"], body))
         if self.server.status != 200:
             error = {"error": {"message": "the queue is full"}}
-            self._answer(self.server.status, json.dumps(error).encode())
+            self.answer(self.server.status, json.dumps(error).encode())
             return
         events = [e if isinstance(e, str) else json.dumps(e) for e in self.server.events]
-        self._answer(200, "".join(f"data: {event}\n\n" for event in events).encode())
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@contextmanager
-def running(server: FakeServer) -> Iterator[FakeServer]:
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+        self.answer(200, "".join(f"data: {event}\n\n" for event in events).encode())
 
 
 def delta(text: str | None = None, finish: str | None = None) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import termios
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgspec
@@ -22,25 +21,20 @@ from rich.console import Console
 
 from caudal.cli.main import main
 from caudal.cli.top_view import Recent, TopView, sparkline
+from tests.cli.small_server import SmallHandler, SmallServer, running
 from tests.dashboard.snapshots import make_request, make_snapshot
 
 
-class FakeServer(ThreadingHTTPServer):
-    daemon_threads = True
+class FakeServer(SmallServer):
     status = 200
-    body = b""
     num_requests = 0
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.body = msgspec.json.encode(make_snapshot())
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
-
-class Handler(BaseHTTPRequestHandler):
+class Handler(SmallHandler):
     server: FakeServer
 
     def do_GET(self) -> None:
@@ -49,27 +43,14 @@ class Handler(BaseHTTPRequestHandler):
         status = self.server.status if is_known else 404
         if status == 200 and self.headers["Authorization"] != "Bearer right":
             status = 401
-        body = self.server.body if status == 200 else b'{"error": {"message": "Wrong API key."}}'
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+        wrong = b'{"error": {"message": "Wrong API key."}}'
+        self.answer(status, self.server.body if status == 200 else wrong)
 
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    server = FakeServer()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with running(FakeServer()) as server:
         yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:

@@ -225,25 +225,14 @@ class _Examination:
                 f"{load:.0%} of what this machine can do.",
             )
         ]
-        if ttft.shape is Shape.CLIMB:
-            evidence.append(
-                Evidence(
-                    "ttft_climb",
-                    round(ttft.factor, 2),
-                    2.0,
-                    f"TTFT grew steadily: its last third is {ttft.factor:.1f} times its first "
-                    f"(rank correlation with time {ttft.correlation:.2f}).",
+        for name, trend in (("TTFT", ttft), ("The queue", queue)):
+            if trend.shape is Shape.CLIMB:
+                text = (
+                    f"{name} grew steadily: its last third is {trend.factor:.1f} times its first "
+                    f"(rank correlation with time {trend.correlation:.2f})."
                 )
-            )
-        if queue.shape is Shape.CLIMB:
-            evidence.append(
-                Evidence(
-                    "queue_climb",
-                    round(queue.factor, 2),
-                    2.0,
-                    f"The queue grew likewise: {queue.factor:.1f} times.",
-                )
-            )
+                metric = f"{name.removeprefix('The ').lower()}_climb"
+                evidence.append(Evidence(metric, round(trend.factor, 2), 2.0, text))
         evidence += self._in_the_worst_hour()
         title = "More work came than this machine can do"
         remedies = self._pharmacy.for_capacity(load)

@@ -4,103 +4,112 @@ from __future__ import annotations
 
 from caudal.metrics.reading import STEP_PARTS
 from caudal.metrics.server_metrics import FINISH_REASONS
-from caudal.metrics.text_page import ByLabel, Distribution, Family, Info, Value
+from caudal.metrics.text_page import ByLabel, Family, Info, Names
 
 _MS = 0.001
 CPU_PARTS = ("kernels", "engine", "server")
 TARGETS = ("ttft", "tpot")
 
 
-def _histogram(name: str, text: str, field: str) -> Family:
-    return Distribution(f"caudal_{name}", text, f"metrics.{field}")
-
-
-def _counter(name: str, text: str, path: str) -> Family:
-    return Value("counter", f"caudal_{name}_total", text, path)
-
-
-def _gauge(name: str, text: str, path: str, scale: float = 1.0) -> Family:
-    return Value("gauge", f"caudal_{name}", text, path, scale)
-
-
-def _reasons(name: str, text: str, path: str, known: tuple[str, ...] = ()) -> Family:
-    return ByLabel("counter", f"caudal_{name}_total", text, "reason", path, known)
+_NAMES = Names("caudal_")
 
 
 _SERVER = (
-    _histogram("time_to_first_token_seconds", "Arrival to first token.", "time_to_first_token"),
-    _histogram(
+    _NAMES.histogram(
+        "time_to_first_token_seconds", "Arrival to first token.", "time_to_first_token"
+    ),
+    _NAMES.histogram(
         "time_per_output_token_seconds",
         "Mean time per output token after the first, per request.",
         "time_per_output_token",
     ),
-    _histogram("inter_token_latency_seconds", "Time between output tokens.", "inter_token_latency"),
-    _histogram("e2e_request_latency_seconds", "Arrival to last token.", "e2e_request_latency"),
-    _histogram("request_queue_time_seconds", "Arrival to first step.", "queue_time"),
-    _histogram("request_prefill_time_seconds", "First step to first token.", "prefill_time"),
-    _histogram("request_decode_time_seconds", "First token to last.", "decode_time"),
-    _histogram("request_prompt_tokens", "Prompt tokens per request.", "prompt_length"),
-    _histogram("request_generation_tokens", "Output tokens per request.", "output_tokens"),
-    _counter(
+    _NAMES.histogram(
+        "inter_token_latency_seconds", "Time between output tokens.", "inter_token_latency"
+    ),
+    _NAMES.histogram(
+        "e2e_request_latency_seconds", "Arrival to last token.", "e2e_request_latency"
+    ),
+    _NAMES.histogram("request_queue_time_seconds", "Arrival to first step.", "queue_time"),
+    _NAMES.histogram("request_prefill_time_seconds", "First step to first token.", "prefill_time"),
+    _NAMES.histogram("request_decode_time_seconds", "First token to last.", "decode_time"),
+    _NAMES.histogram("request_prompt_tokens", "Prompt tokens per request.", "prompt_length"),
+    _NAMES.histogram("request_generation_tokens", "Output tokens per request.", "output_tokens"),
+    _NAMES.counter(
         "requests_received", "Generation requests that have come in.", "metrics.requests_received"
     ),
-    _counter("requests_cancelled", "Requests whose client left.", "metrics.requests_cancelled"),
-    _counter(
+    _NAMES.counter(
+        "requests_cancelled", "Requests whose client left.", "metrics.requests_cancelled"
+    ),
+    _NAMES.counter(
         "slow_readers_cut", "Streams closed because nobody read them.", "metrics.slow_readers_cut"
     ),
-    _counter(
+    _NAMES.counter(
         "engine_restarts", "Times the engine process was restarted.", "metrics.engine_restarts"
     ),
-    _counter("prompt_tokens", "Prompt tokens of accepted requests.", "metrics.prompt_tokens"),
-    _counter("generation_tokens", "Output tokens delivered.", "metrics.generation_tokens"),
-    _reasons("requests_finished", "Requests by finish.", "metrics.requests_finished.values"),
-    _reasons("requests_rejected", "Requests refused.", "metrics.requests_rejected.values"),
-    _counter("batch_prompt_tokens", "Prompt tokens of batch requests.", "batch.prompt_tokens"),
-    _counter(
+    _NAMES.counter("prompt_tokens", "Prompt tokens of accepted requests.", "metrics.prompt_tokens"),
+    _NAMES.counter("generation_tokens", "Output tokens delivered.", "metrics.generation_tokens"),
+    _NAMES.reasons("requests_finished", "Requests by finish.", "metrics.requests_finished.values"),
+    _NAMES.reasons("requests_rejected", "Requests refused.", "metrics.requests_rejected.values"),
+    _NAMES.counter(
+        "batch_prompt_tokens", "Prompt tokens of batch requests.", "batch.prompt_tokens"
+    ),
+    _NAMES.counter(
         "batch_generation_tokens", "Output tokens of batch requests.", "batch.generation_tokens"
     ),
-    _reasons(
+    _NAMES.reasons(
         "batch_requests_finished", "Choices of batches by finish.", "batch.requests_finished.values"
     ),
 )
 _ENGINE = (
-    _counter("prefix_cache_queries", "Prompt tokens looked up.", "engine.prefix_queries_tokens"),
-    _counter("prefix_cache_hits", "Prompt tokens found in the cache.", "engine.prefix_hits_tokens"),
-    _counter("num_preemptions", "Requests preempted.", "engine.num_preemptions"),
-    _counter(
+    _NAMES.counter(
+        "prefix_cache_queries", "Prompt tokens looked up.", "engine.prefix_queries_tokens"
+    ),
+    _NAMES.counter(
+        "prefix_cache_hits", "Prompt tokens found in the cache.", "engine.prefix_hits_tokens"
+    ),
+    _NAMES.counter("num_preemptions", "Requests preempted.", "engine.num_preemptions"),
+    _NAMES.counter(
         "preempted_tokens",
         "Computed tokens that preemptions lost.",
         "engine.num_preempted_tokens",
     ),
-    _counter(
+    _NAMES.counter(
         "engine_prompt_tokens",
         "Prompt tokens computed or found cached.",
         "engine.num_prompt_tokens",
     ),
-    _counter("engine_generation_tokens", "Tokens sampled.", "engine.num_output_tokens"),
-    _counter("engine_steps", "Steps run.", "engine.num_steps"),
-    _counter("engine_aborts", "Requests freed before their end.", "engine.num_cancelled"),
-    _gauge("num_requests_running", "Requests in the batch.", "engine.num_running"),
-    _gauge("num_requests_waiting", "Requests queued.", "engine.num_waiting"),
-    _gauge("num_background_running", "Batch requests that yield.", "engine.num_background_running"),
-    _gauge("num_background_waiting", "The same, queued.", "engine.num_background_waiting"),
-    _gauge("num_tokens_waiting", "Prompt tokens queued.", "engine.num_waiting_tokens"),
-    _gauge("kv_blocks", "KV blocks in the pool.", "engine.num_blocks_total"),
-    _gauge("kv_blocks_free", "KV blocks never used or evicted.", "engine.num_blocks_free"),
-    _gauge("kv_blocks_cached", "Unreferenced blocks with a prefix.", "engine.num_blocks_cached"),
-    _gauge("kv_blocks_held", "KV blocks that requests hold.", "engine.num_blocks_held"),
-    _gauge("kv_wasted_ratio", "Reserved but unused share of held KV.", "engine.kv_wasted_fraction"),
-    _gauge(
+    _NAMES.counter("engine_generation_tokens", "Tokens sampled.", "engine.num_output_tokens"),
+    _NAMES.counter("engine_steps", "Steps run.", "engine.num_steps"),
+    _NAMES.counter("engine_aborts", "Requests freed before their end.", "engine.num_cancelled"),
+    _NAMES.gauge("num_requests_running", "Requests in the batch.", "engine.num_running"),
+    _NAMES.gauge("num_requests_waiting", "Requests queued.", "engine.num_waiting"),
+    _NAMES.gauge(
+        "num_background_running", "Batch requests that yield.", "engine.num_background_running"
+    ),
+    _NAMES.gauge("num_background_waiting", "The same, queued.", "engine.num_background_waiting"),
+    _NAMES.gauge("num_tokens_waiting", "Prompt tokens queued.", "engine.num_waiting_tokens"),
+    _NAMES.gauge("kv_blocks", "KV blocks in the pool.", "engine.num_blocks_total"),
+    _NAMES.gauge("kv_blocks_free", "KV blocks never used or evicted.", "engine.num_blocks_free"),
+    _NAMES.gauge(
+        "kv_blocks_cached", "Unreferenced blocks with a prefix.", "engine.num_blocks_cached"
+    ),
+    _NAMES.gauge("kv_blocks_held", "KV blocks that requests hold.", "engine.num_blocks_held"),
+    _NAMES.gauge(
+        "kv_wasted_ratio", "Reserved but unused share of held KV.", "engine.kv_wasted_fraction"
+    ),
+    _NAMES.gauge(
         "predicted_time_to_first_token_seconds",
         "For a request that arrived now.",
         "engine.predicted_ttft_ms",
         _MS,
     ),
-    _gauge("num_requests_preparing", "Being read or tokenized.", "num_preparing"),
-    _gauge("queue_depth", "Requests waiting or being prepared.", "queue_depth"),
-    _gauge("kv_cache_usage_ratio", "Held share of the KV blocks.", "kv_used"),
-    _gauge("kv_blocks_wasted", "Reserved but unused, in blocks.", "num_blocks_wasted"),
-    _gauge("engine_ready", "1 once a step has run and while the engine lives.", "is_engine_ready"),
+    _NAMES.gauge("num_requests_preparing", "Being read or tokenized.", "num_preparing"),
+    _NAMES.gauge("queue_depth", "Requests waiting or being prepared.", "queue_depth"),
+    _NAMES.gauge("kv_cache_usage_ratio", "Held share of the KV blocks.", "kv_used"),
+    _NAMES.gauge("kv_blocks_wasted", "Reserved but unused, in blocks.", "num_blocks_wasted"),
+    _NAMES.gauge(
+        "engine_ready", "1 once a step has run and while the engine lives.", "is_engine_ready"
+    ),
     ByLabel(
         "counter",
         "caudal_step_time_seconds_total",
@@ -110,18 +119,25 @@ _ENGINE = (
         STEP_PARTS,
         _MS,
     ),
-    _reasons(
-        "engine_requests_finished", "As the engine saw them.", "engine.num_finished", FINISH_REASONS
+    _NAMES.reasons(
+        "engine_requests_finished",
+        "As the engine saw them.",
+        "engine.num_finished",
+        known=FINISH_REASONS,
     ),
     Info("caudal_model_info", "The model that is served.", "model_labels"),
 )
 _MACHINE = (
-    _counter("cpu_throttled_seconds", "Held back by the cgroup's quota.", "machine.throttled_s"),
-    _counter(
+    _NAMES.counter(
+        "cpu_throttled_seconds", "Held back by the cgroup's quota.", "machine.throttled_s"
+    ),
+    _NAMES.counter(
         "cpu_throttled_periods", "Quota periods in which that was so.", "machine.num_throttled"
     ),
-    _counter("cpu_steal_seconds", "Processor time that went to other guests.", "machine.steal_s"),
-    _counter(
+    _NAMES.counter(
+        "cpu_steal_seconds", "Processor time that went to other guests.", "machine.steal_s"
+    ),
+    _NAMES.counter(
         "cpu_machine_seconds", "Processor time that passed, all processors.", "machine.total_s"
     ),
     ByLabel(

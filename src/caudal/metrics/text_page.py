@@ -149,6 +149,31 @@ class Info:
         return write
 
 
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Makes families whose names begin alike."""
+
+    prefix: str
+
+    def histogram(self, name: str, text: str, field: str) -> Family:
+        """Of ServerMetrics."""
+        return Distribution(f"{self.prefix}{name}", text, f"metrics.{field}")
+
+    def counter(self, name: str, text: str, path: str) -> Family:
+        """Its name ends with `_total` on the page."""
+        return Value("counter", f"{self.prefix}{name}_total", text, path)
+
+    def gauge(self, name: str, text: str, path: str, scale: float = 1.0) -> Family:
+        """A number that goes up and down."""
+        return Value("gauge", f"{self.prefix}{name}", text, path, scale)
+
+    def reasons(
+        self, name: str, text: str, path: str, label: str = "reason", known: tuple[str, ...] = ()
+    ) -> Family:
+        """Counters by the values of a label."""
+        return ByLabel("counter", f"{self.prefix}{name}_total", text, label, path, known)
+
+
 def number(value: float) -> str:
     """A sample's value as Prometheus' own clients write it."""
     if -_PLAIN < value < _PLAIN:
