@@ -137,7 +137,8 @@ async def batch_server(
     """The application in process; goes on with the batches that `data_dir` holds."""
     api_key = setup.pop("api_key", None)
     keys = (api_key,) if api_key else ()
-    config = ServerConfig(port=0, data_dir=data_dir, api_keys=keys)
+    key_file = setup.pop("api_key_file", None)
+    config = ServerConfig(port=0, data_dir=data_dir, api_keys=keys, api_key_file=key_file)
     async with in_process(Setup(config=config, **setup)) as served:
         served.state._batches = BatchService(served.state, limits)
         served.state.batches.start()

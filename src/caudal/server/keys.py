@@ -42,6 +42,10 @@ class KeyLimits:
     """Share of the machine relative to other keys, while several wait."""
     min_priority: int | None = None
     """The most urgent `priority` that the key may ask for."""
+    max_batch_requests: int | None = None
+    """Requests of offline batches that have not ended, beside the limits above."""
+    max_batch_tokens: int | None = None
+    """Prompt tokens of those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,8 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     tokens_per_minute: _Limit | None = None
     weight: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0
     min_priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
+    max_batch_requests: _Limit | None = None
+    max_batch_tokens: _Limit | None = None
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -197,5 +203,7 @@ def _entry_key(entry: _Entry, where: str) -> ApiKey:
         entry.tokens_per_minute,
         entry.weight,
         entry.min_priority,
+        entry.max_batch_requests,
+        entry.max_batch_tokens,
     )
     return ApiKey(digest.hex() if entry.name is None else f"name:{entry.name}", digest, limits)

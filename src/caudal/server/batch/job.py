@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from caudal.server.batch.allowance import Allowance
 from caudal.server.batch.dispatch import Dispatcher, Reply
 from caudal.server.batch.input_lines import Cursor, InputLine, read_lines
 from caudal.server.batch.limits import BatchLimits
@@ -68,6 +69,8 @@ class JobTools:
     dispatcher: Dispatcher
     slots: Slots
     limits: BatchLimits
+    allowance_of: Callable[[BatchRecord], Allowance | None]
+    """What the owner of a new batch may still enqueue."""
     validation_turn: asyncio.Semaphore
     """One input file is checked at a time."""
 
@@ -167,9 +170,15 @@ class Job:
 
     async def _validate(self) -> None:
         record, limits = self.record, self._tools.limits
-        rules = InputRules([record.endpoint], record.model, limits.max_requests, limits.max_errors)
         path = self._tools.workers.directory.content_path(record.input_file_id)
         async with self._tools.validation_turn:
+            rules = InputRules(
+                [record.endpoint],
+                record.model,
+                limits.max_requests,
+                limits.max_errors,
+                self._tools.allowance_of(record),
+            )
             try:
                 report = await self._tools.workers.contents(
                     lambda: validate_input(path, rules, self._breathe)
@@ -179,6 +188,7 @@ class Job:
         if self._stop.is_set():
             return
         record.num_total = report.num_requests
+        record.num_prompt_tokens = report.num_prompt_tokens
         if report.num_errors:
             await self._fail(report)
             return

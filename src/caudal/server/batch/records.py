@@ -78,6 +78,8 @@ class BatchRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     metadata: dict[str, str] | None = None
     output_lifetime_s: int | None = None
     num_total: int = 0
+    num_prompt_tokens: int = 0
+    """Of all requests; only counted for keys that have a limit of them."""
     num_completed: int = 0
     num_failed: int = 0
     usage: TokenUsage = msgspec.field(default_factory=TokenUsage)

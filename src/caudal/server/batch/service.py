@@ -19,6 +19,7 @@ from caudal.errors import (
     OverloadedError,
     UnavailableError,
 )
+from caudal.server.batch.allowance import Allowance, make_allowance
 from caudal.server.batch.directory import DataDirectory
 from caudal.server.batch.dispatch import BATCH_ROUTES, Dispatcher
 from caudal.server.batch.job import Job, JobTools
@@ -292,6 +293,7 @@ class BatchService:
             dispatcher=Dispatcher(self._state),
             slots=self._slots,
             limits=self._limits,
+            allowance_of=self._allowance_of,
             validation_turn=asyncio.Semaphore(1),
         )
         for record in await workers.records(lambda store: store.active_batches()):
@@ -299,6 +301,15 @@ class BatchService:
             self._start(record)
         for background in (self._tick(), self._sweep()):
             self._keep(asyncio.create_task(background))
+
+    def _allowance_of(self, record: BatchRecord) -> Allowance | None:
+        others = [
+            job.snapshot()
+            for job in self._jobs.values()
+            if job.record.owner == record.owner and job.record.id != record.id
+        ]
+        limits = self._state.keys.limits_of(record.owner)
+        return make_allowance(limits, others, self._state.require_model)
 
     def _start(self, record: BatchRecord) -> Job:
         assert self._tools is not None

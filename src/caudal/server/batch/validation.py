@@ -16,12 +16,15 @@ from typing import Any
 
 import msgspec
 
+from caudal.server.batch.allowance import Allowance
 from caudal.server.batch.input_lines import InputLine, iter_lines
 from caudal.server.batch.limits import MAX_CUSTOM_ID_CHARS, MAX_LINE_BYTES
 from caudal.server.protocol.batches import BatchError
 
 LINES_PER_BREATH = 32
 """Lines between two calls of `breathe`: about a millisecond of work."""
+LONG_LINE_BYTES = 64 * 1024
+"""A line that is as much work as many."""
 
 _NUM_PARTS = 16
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -38,6 +41,8 @@ class InputRules:
     """The only model; a body may leave it out."""
     max_requests: int
     max_errors: int
+    allowance: Allowance | None = None
+    """What the key may still enqueue; None: no limit."""
 
 
 @dataclass(slots=True)
@@ -45,6 +50,8 @@ class InputReport:
     """What a file holds."""
 
     num_requests: int = 0
+    num_prompt_tokens: int = 0
+    """Only counted if they are limited."""
     endpoint: str | None = None
     """The path of the first valid line."""
     num_errors: int = 0
@@ -81,11 +88,13 @@ def validate_input(
     checker = _Checker(rules)
     with path.open("rb") as file:
         for line, _ in iter_lines(file):
-            if line.ordinal % LINES_PER_BREATH == 0:
+            if line.ordinal % LINES_PER_BREATH == 0 or len(line.data or b"") > LONG_LINE_BYTES:
                 breathe()
             checker.check(line)
             if checker.report.num_requests > rules.max_requests:
                 checker.add(None, _too_many(rules.max_requests))
+                return checker.report
+            if checker.is_beyond_allowance():
                 return checker.report
     report = checker.report
     if report.num_requests == 0:
@@ -157,8 +166,21 @@ class _Checker:
             self._hashes.append(hash(request.custom_id))
             self._check_url(request.url)
             self._check_body(request.body)
+            allowance = self._rules.allowance
+            if allowance is not None and allowance.counts_tokens:
+                self.report.num_prompt_tokens += allowance.count_tokens(request.body)
         except LineFault as fault:
             self.add(line.number, fault)
+
+    def is_beyond_allowance(self) -> bool:
+        """Whether the key may not enqueue what was read so far; notes it."""
+        allowance, report = self._rules.allowance, self.report
+        if allowance is None:
+            return False
+        excess = allowance.excess(report.num_requests, report.num_prompt_tokens)
+        if excess is not None:
+            self.add(None, LineFault(excess.code, excess.message))
+        return excess is not None
 
     def add(self, number: int | None, fault: LineFault) -> None:
         """Note a fault of a line, or of the file."""
