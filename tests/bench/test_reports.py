@@ -17,7 +17,7 @@ from caudal.bench.charts import Axis, log_ticks, nice_ticks, resolve_colours
 from caudal.bench.figures import curve_panels, timeline_panels
 from caudal.bench.json_report import write_json
 from caudal.bench.page import report_page
-from caudal.bench.picture import check_available, compose, report_rows, write_report_png
+from caudal.bench.picture import check_available, compose, report_rows, report_svg, write_png
 from caudal.bench.record import RequestRecord
 from caudal.bench.statistics import Distribution, Objective, summarize
 from caudal.bench.suite import Report
@@ -121,7 +121,7 @@ def test_pictures_are_drawn_without_variables(report: Report, tmp_path: Path) ->
     xml.etree.ElementTree.fromstring(svg)
     assert "var(" not in svg
     path = tmp_path / "r.png"
-    write_report_png(report, path)
+    write_png(report_svg(report), path)
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 20_000
 
 
@@ -178,11 +178,13 @@ def run_command(*argv: str) -> int:
 def test_the_command_measures_and_writes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    html, png, out = (tmp_path / name for name in ("r.html", "r.png", "r.json"))
+    names = ("r.html", "r.png", "r.json", "r.svg")
+    html, png, out, svg = (tmp_path / name for name in names)
     with FakeServer(Behaviour(gap_s=0.001)) as server:
         code = run_command(
             *("--url", server.url, "--max-concurrency", "2,4", "--num-prompts", "6"),
             *("--output-len", "4", "--html", str(html), "--png", str(png), "--json", str(out)),
+            *("--svg", str(svg)),
             *("--extra-body", '{"user": "me"}', "--label", "A label", "--endpoint", "completions"),
         )
         assert server.bodies[-1]["user"] == "me" and "prompt" in server.bodies[-1]
@@ -192,7 +194,7 @@ def test_the_command_measures_and_writes(
     assert "warm-up: 4 requests" in printed.err and "4 users: 6 answers" in printed.err
     assert "<h1>A label</h1>" in html.read_text()
     assert json.loads(out.read_text())["plan"]["label"] == "A label"
-    assert png.exists()
+    assert png.exists() and svg.read_text().startswith("<svg ")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from caudal.bench.charts import MARGIN_RIGHT, Axis, Panel
 from caudal.bench.json_report import level_as_json, tidy
 from caudal.bench.ladder import Ladder, RungResult
 from caudal.bench.page import figures, page, readable, table
-from caudal.bench.picture import compose, write_png
+from caudal.bench.picture import compose
 from caudal.bench.text_report import format_table
 
 HEAD = (
@@ -169,8 +169,8 @@ def write_page(ladder: Ladder, path: Path) -> None:
     path.write_text(as_page(ladder), encoding="utf-8")
 
 
-def write_picture(ladder: Ladder, path: Path) -> None:
-    """Raises CaudalError without the renderer, OSError."""
+def as_svg(ladder: Ladder) -> str:
+    """The panels as one picture."""
     title = f"The same work, one technique after the other: {Path(ladder.model).name}"
     lines = [ladder.workload, f"{ladder.machine['cpu']}, {ladder.machine['num_cpus']} CPUs"]
-    write_png(compose(title, lines, [[panel] for panel in panels(ladder)]), path)
+    return compose(title, lines, [[panel] for panel in panels(ladder)])

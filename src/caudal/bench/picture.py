@@ -1,4 +1,4 @@
-"""Panels stacked into one picture, as PNG."""
+"""Panels stacked into one picture, as SVG and PNG."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def write_png(svg: str, path: Path) -> None:
     path.write_bytes(bytes(resvg_py.svg_to_bytes(svg_string=svg, zoom=ZOOM)))
 
 
-def write_report_png(report: Report, path: Path) -> None:
-    """The curves and the last level's timeline. Raises CaudalError, OSError."""
+def report_svg(report: Report) -> str:
+    """The curves and the last level's timeline."""
     title = report.plan.label or f"{report.target.model} under load"
     lines = [f"{report.workload} · {readable(report.started)} · {report.machine['cpu']}"]
     if outcome := search_outcome(report):
         lines.append(outcome)
     if report.levels:
         lines.append(f"Below the curves: {report.levels[-1].load}")
-    write_png(compose(title, lines, report_rows(report)), path)
+    return compose(title, lines, report_rows(report))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from caudal.bench.ladder import LadderOptions, climb
-from caudal.cli.bench_serve import FILE_FLAGS, OutputOptions, check_outputs
+from caudal.cli.bench_serve import (
+    FILE_FLAGS,
+    OutputOptions,
+    Writers,
+    check_outputs,
+    write_files,
+)
 from caudal.cli.flags import Flag, create_command
 from caudal.cli.serve import MODEL, MODEL_FLAGS
 from caudal.cli.units import count, number
 from caudal.config import CacheConfig, ParallelConfig, SchedulerConfig
-from caudal.errors import CaudalError, ConfigError
+from caudal.errors import CaudalError
 
 _PASSED_ON = ("--max-model-len", "--kv-cache-memory", "--threads")
 
@@ -34,7 +38,7 @@ def bench_ladder(model: str, values: dict[type, dict[str, Any]]) -> None:
     Starts a server of its own for each: serial, static batching, continuous batching, prefix
     cache, prefill in a time budget, INT8 KV cache. The same options and prompts for all.
     """
-    from caudal.bench.ladder_report import as_text
+    from caudal.bench.ladder_report import as_svg, as_text, write_json, write_page
     from caudal.cli.bench_progress import BenchProgress
     from caudal.weights.download import resolve_model
 
@@ -45,7 +49,7 @@ def bench_ladder(model: str, values: dict[type, dict[str, Any]]) -> None:
     with BenchProgress() as progress:
         ladder = climb(str(path), options, _serve_flags(values), progress)
     print(as_text(ladder))
-    _write(ladder, output)
+    write_files(ladder, output, Writers(write_json, write_page, as_svg))
     if not all(result.level.summary.num_completed for result in ladder.results):
         raise CaudalError("a rung answered no request; the reasons are above")
 
@@ -62,20 +66,6 @@ def _serve_flags(values: dict[type, dict[str, Any]]) -> tuple[str, ...]:
         if value is not None:
             words += [name, str(value)]
     return tuple(words)
-
-
-def _write(ladder: Any, output: OutputOptions) -> None:
-    from caudal.bench.ladder_report import write_json, write_page, write_picture
-
-    writers = ((output.json, write_json), (output.html, write_page), (output.png, write_picture))
-    for path, write in writers:
-        if path is None:
-            continue
-        try:
-            write(ladder, Path(path))
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error}") from None
-        print(f"written: {path}", file=sys.stderr)
 
 
 def create(is_help: bool) -> Callable[..., None]:

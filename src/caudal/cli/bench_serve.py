@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from caudal.bench.load import LoadOptions
 from caudal.bench.search import SearchOptions
@@ -21,6 +21,8 @@ from caudal.cli.units import Parser, choice, count, nonempty, number
 from caudal.errors import CaudalError, ConfigError
 
 MAX_LEVELS = 32
+FILES = ("json", "html", "png", "svg")
+"""Fields of OutputOptions that are paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class OutputOptions:
     """Write a page with curves and tables to this file; it needs nothing else."""
     png: str | None = None
     """Write the curves as a picture to this file (needs caudal[bench])."""
+    svg: str | None = None
+    """Write the same picture as SVG to this file."""
 
 
 def numbers(parse: Parser) -> Parser:
@@ -132,6 +136,7 @@ FILE_FLAGS = (
     Flag("--json", OutputOptions, "json", nonempty, "FILE"),
     Flag("--html", OutputOptions, "html", nonempty, "FILE"),
     Flag("--png", OutputOptions, "png", nonempty, "FILE"),
+    Flag("--svg", OutputOptions, "svg", nonempty, "FILE"),
 )
 _LABEL_FLAG = Flag("--label", OutputOptions, "label", nonempty, "TEXT")
 BENCH_SERVE_FLAGS = (*TARGET_FLAGS, *_LOAD_FLAGS, *_OBJECTIVE_FLAGS, _LABEL_FLAG, *FILE_FLAGS)
@@ -184,9 +189,10 @@ def check_outputs(output: OutputOptions) -> None:
     """Raise CaudalError now rather than after minutes of measuring."""
     from caudal.bench.picture import check_available
 
-    for flag, text in (("--json", output.json), ("--html", output.html), ("--png", output.png)):
+    for name in FILES:
+        text = getattr(output, name)
         if text is not None and not Path(text).absolute().parent.is_dir():
-            raise ConfigError(f"{flag}: there is no folder {Path(text).absolute().parent}")
+            raise ConfigError(f"--{name}: there is no folder {Path(text).absolute().parent}")
     if output.png:
         check_available()
 
@@ -195,14 +201,42 @@ def write_report(report: Report, output: OutputOptions) -> None:
     """Write the files that were asked for. Raises CaudalError."""
     from caudal.bench.json_report import write_json
     from caudal.bench.page import write_page
-    from caudal.bench.picture import write_report_png
+    from caudal.bench.picture import report_svg
 
-    writers = ((output.json, write_json), (output.html, write_page), (output.png, write_report_png))
-    for path, write in writers:
+    write_files(report, output, Writers(write_json, write_page, report_svg))
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Writers(Generic[T]):
+    """How results become files."""
+
+    json: Callable[[T, Path], None]
+    html: Callable[[T, Path], None]
+    svg: Callable[[T], str]
+    """The picture."""
+
+
+def write_files(result: T, output: OutputOptions, writers: Writers[T]) -> None:
+    """Write the files that were asked for. Raises CaudalError."""
+    from caudal.bench.picture import write_png
+
+    def write(name: str, path: Path) -> None:
+        if name == "svg":
+            path.write_text(writers.svg(result) + "\n", encoding="utf-8")
+        elif name == "png":
+            write_png(writers.svg(result), path)
+        else:
+            (writers.json if name == "json" else writers.html)(result, path)
+
+    for name in FILES:
+        path = getattr(output, name)
         if path is None:
             continue
         try:
-            write(report, Path(path))
+            write(name, Path(path))
         except OSError as error:
             raise CaudalError(f"cannot write {path}: {error}") from None
         print(f"written: {path}", file=sys.stderr)
