@@ -13,10 +13,13 @@ BLOCK_SIZE = 16
 """Tokens per KV block; fixed by the kernels' layout."""
 
 
-TOOL_CALL_PARSERS = ("hermes", "llama3_json", "llama4_json", "mistral", "json")
+TOOL_CALL_PARSERS = (
+    *("hermes", "llama3_json", "llama4_json", "mistral", "json"),
+    *("qwen3_coder", "qwen3_xml", "pythonic", "llama4_pythonic", "openai"),
+)
 REASONING_PARSERS = (
     *("qwen3", "deepseek_r1", "deepseek_v3", "glm45", "olmo3", "step3"),
-    *("mistral", "seed_oss", "thought"),
+    *("mistral", "seed_oss", "thought", "openai_gptoss"),
 )
 """Names of formats on the command line."""
 
@@ -213,7 +216,8 @@ class ServerConfig:
     normalize_client_headers: bool = True
     """Make the per-call nonce in agents' system-prompt headers constant: prefixes stay cached."""
     tool_call_parser: str = "auto"
-    """How the model writes calls: hermes, llama3_json, mistral, json, or auto: by its template."""
+    """How the model writes calls: hermes, llama3_json, mistral, qwen3_coder, pythonic, openai,
+    json, or auto: by its template."""
     enable_auto_tool_choice: bool = True
     """Recognise calls that the model makes of its own accord (tool_choice auto)."""
     reasoning_parser: str = "auto"

@@ -12,6 +12,11 @@ Pooling = Literal["mean", "last"]
 """Over which tokens of a prompt the final hidden states are averaged: all, or only the last."""
 
 
+CallSyntax = Literal["json", "xml", "python", "harmony"]
+"""How models write the arguments of a call: as JSON, as `<parameter=…>` elements, as Python's
+keyword arguments, or as JSON in a channel."""
+
+
 class StructuralTag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One form of constrained passage: `begin`, then JSON of `schema`, then `end`."""
 
@@ -21,6 +26,8 @@ class StructuralTag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """JSON schema of what follows, as an object or as its JSON text."""
     end: str = ""
     """Must follow the JSON, for example `}</tool_call>`."""
+    syntax: CallSyntax = "json"
+    """How a value of `schema`, then an object, is written."""
 
 
 class StructuralTags(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

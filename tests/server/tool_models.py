@@ -36,7 +36,19 @@ THINKING_TEMPLATE = HERMES_TEMPLATE.replace(
 )
 UNDECIDED_TEMPLATE = HERMES_TEMPLATE.replace("{% if tools %}", "{# <think> #}{% if tools %}", 1)
 
+CODER_TEMPLATE = HERMES_TEMPLATE.replace(
+    "<tool_call></tool_call>", "<tool_call><function=f><parameter=p></parameter></function>"
+)
+PYTHONIC_TEMPLATE = "{{ tools }} as [func_name1(params_name1=params_value1)]" + _HEAD + _TAIL
+CHANNEL_TEMPLATE = (
+    "{{ tools }}{% for message in messages %}<|start|>{{ message.role }}<|message|>"
+    "{{ message.content }}<|end|>{% endfor %}<|start|>assistant{# <|channel|> #}"
+)
+
 TEMPLATES = {
+    "qwen3_coder": CODER_TEMPLATE,
+    "pythonic": PYTHONIC_TEMPLATE,
+    "openai": CHANNEL_TEMPLATE,
     "hermes": HERMES_TEMPLATE,
     "llama3_json": LLAMA_TEMPLATE,
     "mistral": MISTRAL_TEMPLATE,

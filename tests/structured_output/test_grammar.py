@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from caudal.errors import InvalidRequestError
-from caudal.sampling_params import StructuralTag, StructuralTags, StructuredOutputsParams
+from caudal.sampling_params import (
+    CallSyntax,
+    StructuralTag,
+    StructuralTags,
+    StructuredOutputsParams,
+)
 from caudal.structured_output.constraint import ConstraintError
 from caudal.structured_output.grammar import check_grammar
 from caudal.structured_output.number_runs import NumberRuns
@@ -200,3 +205,67 @@ def test_digits_of_numbers_are_counted_but_not_those_of_texts(
     for piece, count in zip(pieces, counts, strict=True):
         runs.push(piece)
         assert runs.digits == count, piece
+
+
+ARGUMENTS = {
+    "type": "object",
+    "properties": {
+        "who": {"type": "string"},
+        "kind": {"type": "string", "enum": ["a b", "<c>"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+        "maybe": {"$ref": "#/$defs/flag"},
+    },
+    "required": ["kind", "count"],
+    "$defs": {"flag": {"type": "boolean"}},
+}
+
+
+def call_form(syntax: CallSyntax, schema: dict[str, Any]) -> StructuredOutputsParams:
+    begin, end = ("<f>\n", "</f>") if syntax == "xml" else ("f(", ")")
+    passage = StructuralTag(begin=begin, schema=schema, end=end, syntax=syntax)
+    tags = StructuralTags(tags=(passage,), min_passages=1, max_passages=1)
+    return StructuredOutputsParams(structural_tags=tags)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arguments_as_elements_have_the_names_and_types_of_the_schema(kind: str) -> None:
+    form = call_form("xml", ARGUMENTS)
+    constraint = compile_form(form, kind)
+    text = "<f>\n<parameter=who>\nany <text>\n\n</parameter>\n<parameter=kind>\n<c>\n</parameter>\n"
+    feed(constraint, f"{text}<parameter=count>\n12\n</parameter>\n", kind)
+    assert can_follow(constraint, "</f>", kind) or can_follow(constraint, "<parameter", kind)
+    feed(constraint, "<parameter=maybe>\ntrue\n</parameter>\n</f>", kind)
+    for wrong in ("<parameter=count>", "</f>", "<parameter=who>\nx\n</parameter>\n</f>"):
+        with pytest.raises(ConstraintError):
+            feed(compile_form(form, kind), f"<f>\n{wrong}", kind)
+
+
+def test_arguments_in_python_are_separated_whichever_are_left_out() -> None:
+    form = call_form("python", ARGUMENTS)
+    for right in (
+        'f(kind="a b", count=1)',
+        'f(who="x\\n", kind="<c>", count=12)',
+        'f(kind="a b", count=1, maybe=true)',
+    ):
+        feed(compile_form(form), right)
+    for wrong in ("f(, ", "f(count", 'f(kind="a b")', 'f(kind="a b"count', 'f(who="x")'):
+        with pytest.raises(ConstraintError):
+            feed(compile_form(form), wrong)
+    optional = {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}}}
+    for right in ("f()", "f(a=1)", "f(b=2)", "f(a=1, b=2)"):
+        feed(compile_form(call_form("python", optional)), right)
+
+
+@pytest.mark.parametrize("syntax", ["xml", "python"])
+def test_function_that_names_no_arguments_takes_any(syntax: CallSyntax) -> None:
+    form = call_form(syntax, {"type": "object"})
+    feed(compile_form(form), "<f>\n</f>" if syntax == "xml" else "f()")
+    some = "<f>\n<parameter=a>\nx\n</parameter>\n</f>" if syntax == "xml" else 'f(a=[1], b="x")'
+    feed(compile_form(form), some)
+
+
+def test_names_that_cannot_be_written_are_refused() -> None:
+    for syntax, key in (("xml", "a>b"), ("python", "a-b")):
+        schema = {"properties": {key: {"type": "integer"}}, "required": [key]}
+        with pytest.raises(InvalidRequestError, match="cannot write"):
+            check_grammar(call_form(syntax, schema), "tools")  # type: ignore[arg-type]

@@ -16,7 +16,13 @@ from caudal.server.messages import (
     template_messages,
 )
 from caudal.server.model import ServedModel
-from caudal.server.parsers.output_parser import OutputRules, ReasoningRules, ToolRules
+from caudal.server.parsers import harmony
+from caudal.server.parsers.output_parser import (
+    OutputRules,
+    ReasoningRules,
+    ToolRules,
+    is_harmony,
+)
 from caudal.server.parsers.reasoning import ReasoningState, state_after
 from caudal.server.prompts import Conversation, EncodedChat, encode_chat, run_prompt_work
 from caudal.server.protocol.chat import EFFORTS, ChatCompletionRequest
@@ -144,7 +150,13 @@ def _output_rules(
         is_shown = body.include_reasoning is not False
         reasoning = ReasoningRules(dialect.reasoning, state, is_shown)
     if tools is not None:
-        tool_rules = ToolRules(dialect.tools, tools.names, tools.max_calls)
+        tool_rules = ToolRules(
+            dialect.tools,
+            tools.names,
+            tools.max_calls,
+            tools.parameters,
+            ends_at_repeat=tools.mode is ToolMode.REQUIRED,
+        )
     return OutputRules(reasoning, tool_rules)
 
 
@@ -155,6 +167,8 @@ def _special_ids(model: ServedModel, output: OutputRules | None) -> frozenset[in
     marks: list[str] = []
     if output.reasoning is not None:
         marks += output.reasoning.format
+    if is_harmony(output):
+        marks += harmony.MARKS
     if output.tools is not None:
         marks += _tool_marks(output.tools)
     special = model.tokenizer.control_texts.intersection(marks)

@@ -10,12 +10,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from caudal.config import ServerConfig
+from caudal.server.parsers.call_writer import example_call, write_call
 from caudal.server.parsers.reasoning import (
+    HARMONY,
     REASONING_FORMATS,
     ReasoningFormat,
     detect_reasoning_format,
 )
-from caudal.server.parsers.tool_formats import TOOL_FORMATS, ToolFormat, detect_tool_format
+from caudal.server.parsers.tool_formats import (
+    OPENAI,
+    TOOL_FORMATS,
+    ToolFormat,
+    detect_tool_format,
+)
 from caudal.server.tools import ToolUse, function_entry
 
 if TYPE_CHECKING:
@@ -44,6 +51,10 @@ def resolve_dialect(config: ServerConfig, template: str | None) -> Dialect:
     reasoning = REASONING_FORMATS.get(config.reasoning_parser)
     if config.reasoning_parser == "auto":
         reasoning = detect_reasoning_format(template)
+    if format.syntax == "harmony":
+        reasoning = HARMONY
+    elif reasoning is HARMONY:
+        format = OPENAI
     has_native_tools = _TOOLS_VARIABLE.search(template or "") is not None
     # So Llama's templates say why they refuse a message with two calls.
     is_parallel = "only supports single tool-calls" not in (template or "")
@@ -76,7 +87,7 @@ def without_tool_roles(
         else:
             calls = message.get("tool_calls", ())
             plain = {key: value for key, value in message.items() if key != "tool_calls"}
-            written = format.separator.join(_call_text(call["function"], format) for call in calls)
+            written = format.separator.join(write_call(call["function"], format) for call in calls)
             plain["content"] = "\n".join(filter(None, (plain["content"], written)))
             result.append(plain)
     for message in result:
@@ -97,21 +108,13 @@ def _section(tools: ToolUse, format: ToolFormat) -> str:
     functions = "\n".join(
         json.dumps(function_entry(spec), ensure_ascii=False) for spec in tools.shown
     )
-    example = format.begin.replace("NAME", "function name") + '{"parameter": "value"}' + format.end
     return (
         "You can call functions. These are available, with JSON schemas of their parameters:\n"
         f"{functions}\n"
         "To call a function, answer with nothing but this, once for each call:\n"
-        f"{example}\n"
+        f"{example_call(format)}\n"
         "If no function is needed, answer in plain text."
     )
-
-
-def _call_text(function: dict[str, Any], format: ToolFormat) -> str:
-    arguments = function["arguments"]
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return format.begin.replace("NAME", function["name"]) + arguments + format.end
 
 
 def _result_text(message: Message) -> str:

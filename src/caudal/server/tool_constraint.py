@@ -31,7 +31,7 @@ def call_constraint(
 ) -> StructuredOutputsParams | None:
     """The form of an answer that must call, or whose calls must be strict; None for a free one."""
     is_required = tools.mode is ToolMode.REQUIRED
-    if not is_required and not tools.is_strict:
+    if not is_required and not (tools.is_strict and format.has_trigger):
         return None
     max_calls = 1 if format.is_one_list else tools.max_calls
     if is_required and max_calls is None:
@@ -55,6 +55,7 @@ def _tags(tools: ToolUse, format: ToolFormat, *, is_required: bool) -> tuple[Str
             begin=format.begin.replace("NAME", function.spec.name),
             schema=_schema(function, is_enforced=is_required),
             end=format.end,
+            syntax=format.syntax,
         )
         for function in tools.callable
     )

@@ -57,6 +57,11 @@ class ToolUse:
         return frozenset(function.spec.name for function in self.callable)
 
     @property
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        """Schemas of the arguments of the functions that may be called."""
+        return {f.spec.name: f.spec.parameters or {} for f in self.callable}
+
+    @property
     def is_strict(self) -> bool:
         """Whether calls that the model makes of its own accord are held to a schema."""
         return any(function.spec.strict for function in self.callable)

@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from caudal.errors import InvalidRequestError
-from caudal.sampling_params import StructuralTags, StructuredOutputsParams
+from caudal.sampling_params import StructuralTag, StructuralTags, StructuredOutputsParams
+from caudal.structured_output.argument_rules import python_rules, xml_rules
 from caudal.structured_output.json_schema import (
     MOVED_ROOT,
     Schema,
@@ -202,5 +203,17 @@ def _repeat_counts(grammar: str) -> list[int]:
 def _tags_grammar(tags: StructuralTags, where: str, special_ids: Mapping[str, int]) -> str:
     if not 1 <= len(tags.tags) <= MAX_TAGS:
         raise InvalidRequestError(f"{where}: must be 1 to {MAX_TAGS} tags.", code="invalid_value")
-    rules = [json_rule(tag.schema, f"{where}[{index}]") for index, tag in enumerate(tags.tags)]
+    rules = [
+        _passage_rules(f"json_{index}", tag, f"{where}[{index}]")
+        for index, tag in enumerate(tags.tags)
+    ]
     return OPTIONS + create_tags_grammar(tags, rules, special_ids)
+
+
+def _passage_rules(name: str, tag: StructuralTag, where: str) -> list[str]:
+    """The rules of what stands between `begin` and `end`."""
+    if tag.syntax not in ("xml", "python"):
+        return [f"{name}: {json_rule(tag.schema, where)}"]
+    schema = check_schema(parse_schema(tag.schema, where), where)
+    make = xml_rules if tag.syntax == "xml" else python_rules
+    return make(name, schema, lambda part: json_rule(part, where))

@@ -13,9 +13,9 @@ _MAX_PASSAGES = 1_000
 
 
 def create_tags_grammar(
-    tags: StructuralTags, json_rules: Sequence[str], special_ids: Mapping[str, int]
+    tags: StructuralTags, rules: Sequence[list[str]], special_ids: Mapping[str, int]
 ) -> str:
-    """Rules from `start` on; `json_rules` are the right sides for the JSON of each tag.
+    """Rules from `start` on; `rules` are those of the schema of each tag, from `json_INDEX` on.
 
     A text in `special_ids` means the control token of that id: plain text never becomes one.
     Raises InvalidRequestError for counts or triggers that contradict each other.
@@ -27,10 +27,10 @@ def create_tags_grammar(
     else:
         lines = _text_with_passages(tags, tags.trigger, special_ids)
         cut = len(tags.trigger)
-    for index, (tag, rule) in enumerate(zip(tags.tags, json_rules, strict=True)):
+    for index, (tag, own) in enumerate(zip(tags.tags, rules, strict=True)):
         begin = _literal(tag.begin[cut:], special_ids)
         lines.append(f"tag_{index}: {begin} json_{index} {_literal(tag.end, special_ids)}")
-        lines.append(f"json_{index}: {rule}")
+        lines += own
     return "\n".join(lines) + "\n"
 
 

@@ -18,6 +18,8 @@ class ReasoningFormat(NamedTuple):
 THINK = ReasoningFormat("<think>", "</think>")
 MISTRAL_THINK = ReasoningFormat("[THINK]", "[/THINK]")
 SEED_THINK = ReasoningFormat("<seed:think>", "</seed:think>")
+HARMONY = ReasoningFormat("<|channel|>analysis<|message|>", "<|end|>")
+"""One of several channels; `HarmonyParser` reads them all."""
 THOUGHT = ReasoningFormat("<thought>", "</thought>")
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
@@ -26,6 +28,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
         "mistral": MISTRAL_THINK,
         "seed_oss": SEED_THINK,
         "thought": THOUGHT,
+        "openai_gptoss": HARMONY,
     }
 )
 """By the names of the command line."""
@@ -34,6 +37,8 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
 def detect_reasoning_format(template: str | None) -> ReasoningFormat | None:
     """The marks that a chat template's source mentions, None for a model that does not reason."""
     source = template or ""
+    if "<|channel|>" in source and "<|message|>" in source:
+        return HARMONY
     formats = (SEED_THINK, THINK, MISTRAL_THINK, THOUGHT)
     return next((f for f in formats if f.start in source or f.end in source), None)
 

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from caudal.sampling_params import CallSyntax
+from caudal.server.parsers import harmony, python_calls
+
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A way to write calls: an opener, one or more JSON objects, perhaps a closer."""
+    """A way to write calls: an opener, names and arguments, perhaps a closer."""
 
     name: str
     begin: str
@@ -27,9 +30,17 @@ class ToolFormat:
     has_name_before: bool = False
     """After an opener the name may stand before the braces of the arguments."""
     is_one_list: bool = False
-    """Several calls share one opener and one list, so `begin` and `end` can write only one."""
+    """Several calls share one opener and one list, so `begin` and `end` can write only one; or
+    the answer ends after a call."""
+    syntax: CallSyntax = "json"
+    """How the arguments are written."""
     id_length: int | None = None
     """Ids are so many letters and digits, because the template insists on it."""
+
+    @property
+    def has_trigger(self) -> bool:
+        """Whether `begin` has text before the name that can be nothing but a call."""
+        return len(self.begin.partition("NAME")[0]) > 1
 
 
 HERMES = ToolFormat(
@@ -58,6 +69,31 @@ MISTRAL = ToolFormat(
 )
 MISTRAL_NAMED = replace(MISTRAL, begin="[TOOL_CALLS]NAME", end="", separator="", is_one_list=False)
 MISTRAL_ARGS = replace(MISTRAL_NAMED, begin="[TOOL_CALLS]NAME[ARGS]")
+QWEN3_CODER = ToolFormat(
+    "qwen3_coder",
+    "<tool_call>\n<function=NAME>\n",
+    "</function>\n</tool_call>",
+    openers=("<tool_call>",),
+    closer="</tool_call>",
+    syntax="xml",
+)
+PYTHONIC = ToolFormat(
+    "pythonic",
+    "[NAME(",
+    ")]",
+    openers=(python_calls.OPENER,),
+    closer=python_calls.CLOSER,
+    is_one_list=True,
+    syntax="python",
+)
+OPENAI = ToolFormat(
+    "openai",
+    "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
+    "<|call|>",
+    openers=harmony.MARKS,
+    is_one_list=True,
+    syntax="harmony",
+)
 JSON = ToolFormat("json", '{"name": "NAME", "arguments": ', "}", is_bare=True)
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
@@ -66,12 +102,18 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
         "llama3_json": LLAMA3_JSON,
         "llama4_json": LLAMA3_JSON,
         "mistral": MISTRAL,
+        "qwen3_coder": QWEN3_CODER,
+        "qwen3_xml": QWEN3_CODER,
+        "pythonic": PYTHONIC,
+        "llama4_pythonic": PYTHONIC,
+        "openai": OPENAI,
         "json": JSON,
     }
 )
 """By the names of the command line."""
 
 
+_PYTHON_EXAMPLE = re.compile(r"\[func(?:tion)?_?name\d?\(")
 _MISTRAL_LIST = re.compile(r"\[TOOL_CALLS\]['\"]?\s*\+?\s*['\"]?\s*\[")
 
 
@@ -82,6 +124,12 @@ def detect_tool_format(template: str | None) -> ToolFormat:
         if _MISTRAL_LIST.search(source):
             return MISTRAL
         return MISTRAL_ARGS if "[ARGS]" in source else MISTRAL_NAMED
+    if harmony.CHANNEL in source and harmony.MESSAGE in source:
+        return OPENAI
+    if "<function=" in source and "<parameter=" in source:
+        return QWEN3_CODER
+    if _PYTHON_EXAMPLE.search(source):
+        return PYTHONIC
     if "<tool_call>" in source:
         return HERMES
     if "<|python_tag|>" in source or ('"parameters":' in source and "<|eot_id|>" in source):
