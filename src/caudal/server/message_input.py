@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from caudal.errors import InvalidRequestError
 from caudal.server.protocol.chat import ChatCompletionRequest, ChatMessage, ContentPart
@@ -33,6 +34,26 @@ FIELDS = (
     (r"tool_choice\.function", "tool_choice"),
 )
 """Fields of chats and what they are called here."""
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A message while its blocks are collected."""
+
+    role: str
+    parts: list[ContentPart] = field(default_factory=list)
+    calls: list[ToolCallParam] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    result: ChatMessage | None = None
+    """The whole message, where it is a tool's."""
+
+    def message(self) -> ChatMessage:
+        return self.result or ChatMessage(
+            role=self.role,
+            content=self.parts or None,
+            tool_calls=self.calls or None,
+            reasoning_content="\n".join(self.thoughts) or None,
+        )
 
 
 def chat_request(body: CountTokensRequest) -> ChatCompletionRequest:
@@ -91,7 +112,7 @@ def _tool_choice(choice: MessageToolChoice | None) -> ToolChoice | None:
 
 def _turns(params: Sequence[MessageParam]) -> list[ChatMessage]:
     """Neighbours of one role joined; an empty last turn of the assistant begins nothing."""
-    turns: list[ChatMessage] = []
+    turns: list[_Turn] = []
     for index, param in enumerate(params):
         where = f"messages[{index}]"
         if param.role not in TURN_ROLES:
@@ -108,44 +129,41 @@ def _turns(params: Sequence[MessageParam]) -> list[ChatMessage]:
         is_last = index == len(params) - 1
         if is_empty and not (is_last and num_before and param.role == "assistant"):
             raise _error(f"{where}.content", "must not be empty")
-    return turns
+    return [turn.message() for turn in turns]
 
 
-def _add_block(turns: list[ChatMessage], role: str, block: BlockParam, where: str) -> bool:
+def _add_block(turns: list[_Turn], role: str, block: BlockParam, where: str) -> bool:
     """Add a block to the last turn or a new one; tells whether there was anything in it."""
     if block.type == "text":
         if block.text is None:
             raise _error(where, "a text block needs the field text")
         if block.text:
-            message = _turn(turns, role)
-            assert message.content is None or isinstance(message.content, list)
-            message.content = [*(message.content or ()), ContentPart("text", block.text)]
+            _turn(turns, role).parts.append(ContentPart("text", block.text))
         return bool(block.text)
     if block.type == "tool_result" and role == "user":
-        turns.append(_result(block, where))
+        turns.append(_Turn("tool", result=_result(block, where)))
         return True
     if role != "assistant" or block.type not in ("tool_use", "thinking", "redacted_thinking"):
         problem = f"blocks of type {block.type[:64]!r} are not supported"
         raise _error(where, f"{problem} in turns of the {role}", code="unsupported")
-    message = _turn(turns, role)
+    turn = _turn(turns, role)
     if block.type == "tool_use":
-        message.tool_calls = [*(message.tool_calls or ()), _call(block, where)]
+        turn.calls.append(_call(block, where))
     elif block.thinking:
-        before = message.reasoning_content
-        message.reasoning_content = f"{before}\n{block.thinking}" if before else block.thinking
+        turn.thoughts.append(block.thinking)
     return True
 
 
-def _turn(turns: list[ChatMessage], role: str) -> ChatMessage:
+def _turn(turns: list[_Turn], role: str) -> _Turn:
     if not turns or turns[-1].role != role:
-        turns.append(ChatMessage(role=role))
+        turns.append(_Turn(role))
     return turns[-1]
 
 
 def _call(block: BlockParam, where: str) -> ToolCallParam:
-    for field in ("id", "name"):
-        if not getattr(block, field):
-            raise _error(f"{where}.{field}", "required in a tool_use block")
+    for name in ("id", "name"):
+        if not getattr(block, name):
+            raise _error(f"{where}.{name}", "required in a tool_use block")
     return ToolCallParam(CalledFunction(block.name or "", block.input or {}), block.id)
 
 

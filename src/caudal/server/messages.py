@@ -9,6 +9,7 @@ from typing import Any
 
 from caudal.errors import InvalidRequestError
 from caudal.server.protocol.chat import CHAT_ROLES, ChatMessage, ContentPart
+from caudal.server.protocol.common import MAX_ALL_PARTS
 from caudal.server.protocol.tools import CalledFunction
 from caudal.server.tools import check_depth
 
@@ -36,6 +37,13 @@ def template_messages(
     `normalize_headers` makes a billing header's nonce constant, so that the prefix stays cached.
     Raises InvalidRequestError naming the message or part that cannot be used.
     """
+    num_parts = sum(len(m.content) for m in messages if isinstance(m.content, list))
+    if num_parts > MAX_ALL_PARTS:
+        raise InvalidRequestError(
+            f"messages: at most {MAX_ALL_PARTS} content parts in all, got {num_parts}.",
+            param="messages",
+            code="invalid_value",
+        )
     result: list[dict[str, Any]] = []
     called: dict[str, str] = {}
     for index, message in enumerate(messages):

@@ -50,7 +50,9 @@ def _add(messages: list[ChatMessage], item: InputItem, where: str) -> None:
         raise _unsupported(where, f"{problem}; known: {', '.join(ITEM_TYPES)}")
     if item.type == "function_call":
         turn = _turn(messages)
-        turn.tool_calls = [*(turn.tool_calls or ()), _call(item, where)]
+        if turn.tool_calls is None:
+            turn.tool_calls = []
+        turn.tool_calls.append(_call(item, where))
     elif item.type == "function_call_output":
         messages.append(_result(item, where))
     elif item.type == "reasoning":

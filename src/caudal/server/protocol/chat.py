@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from caudal.server.protocol.common import (
+    MAX_PARTS,
     Count,
     GenerationBody,
     JsonObject,
@@ -42,7 +43,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     """One turn of the conversation."""
 
     role: Annotated[str, Meta(extra_json_schema=_ROLE_SCHEMA)]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
     name: Annotated[str, Meta(max_length=256)] | None = None
     tool_calls: Annotated[list[ToolCallParam], Meta(max_length=MAX_CALLS_IN_MESSAGE)] | None = None
     """Of the assistant: calls that it made."""

@@ -17,10 +17,17 @@ MAX_STOP_STRINGS = 32
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIASES = 4096
+MAX_PARTS = 2048
+"""Parts of a message's content, and of every list like it."""
+MAX_ALL_PARTS = 65_536
+"""Parts in all messages of a request."""
+MAX_TOKEN_IDS = 2**20
+"""Token ids of a prompt: more than any context."""
 
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
+TokenIds = Annotated[list[int], Meta(max_length=MAX_TOKEN_IDS)]
 Count = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100)]

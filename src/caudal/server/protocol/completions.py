@@ -7,7 +7,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from caudal.server.protocol.common import GenerationBody, Logprobs, PromptLogprobs, Usage
+from caudal.server.protocol.common import (
+    MAX_TOKEN_IDS,
+    GenerationBody,
+    Logprobs,
+    PromptLogprobs,
+    TokenIds,
+    Usage,
+)
 
 MAX_PROMPTS = 1024
 
@@ -29,7 +36,10 @@ _PROMPT_SCHEMA = {
 class CompletionRequest(GenerationBody, kw_only=True):
     """Continue one or several prompts, given as text or as token ids."""
 
-    prompt: Annotated[str | list[str | int | list[int]], Meta(extra_json_schema=_PROMPT_SCHEMA)]
+    prompt: Annotated[
+        str | Annotated[list[str | int | TokenIds], Meta(max_length=MAX_TOKEN_IDS)],
+        Meta(extra_json_schema=_PROMPT_SCHEMA),
+    ]
     echo: bool | None = None
     """Put the prompt before the answer."""
     logprobs: Logprobs | None = None

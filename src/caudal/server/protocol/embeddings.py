@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from caudal.server.protocol.common import INT32_MAX, ServiceTier, Timeout
+from caudal.server.protocol.common import INT32_MAX, MAX_TOKEN_IDS, ServiceTier, Timeout, TokenIds
 from caudal.server.protocol.unsupported import Neutral
 
 MAX_INPUTS = 2048
@@ -45,7 +45,10 @@ EMBEDDING_UNSUPPORTED: Mapping[str, Neutral] = MappingProxyType(
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
     """Vectors of texts: the model's final hidden states, pooled, of length 1."""
 
-    input: Annotated[str | list[str | int | list[int]], Meta(extra_json_schema=_INPUT_SCHEMA)]
+    input: Annotated[
+        str | Annotated[list[str | int | TokenIds], Meta(max_length=MAX_TOKEN_IDS)],
+        Meta(extra_json_schema=_INPUT_SCHEMA),
+    ]
     """A text, texts, token ids, or lists of token ids. Text never counts as special tokens."""
     model: Annotated[str, Meta(max_length=1024)] | None = None
     encoding_format: (

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from caudal.server.protocol.chat import MAX_MESSAGES
-from caudal.server.protocol.common import INT32_MAX, JsonObject, StopStrings
+from caudal.server.protocol.common import INT32_MAX, MAX_PARTS, JsonObject, StopStrings
 from caudal.server.protocol.structured import JsonSchema
 from caudal.server.protocol.tools import MAX_TOOLS, FunctionName
 from caudal.server.protocol.unsupported import Neutral
@@ -38,6 +38,9 @@ class TextBlockParam(msgspec.Struct, frozen=True):
     text: str | None = None
 
 
+TextBlocks = Annotated[list[TextBlockParam], Meta(max_length=MAX_PARTS)]
+
+
 class BlockParam(msgspec.Struct, frozen=True):
     """A block of a turn."""
 
@@ -51,7 +54,7 @@ class BlockParam(msgspec.Struct, frozen=True):
     """Arguments of the call."""
     tool_use_id: Annotated[str, Meta(max_length=256)] | None = None
     """The call whose result this is."""
-    content: str | list[TextBlockParam] | None = None
+    content: str | TextBlocks | None = None
     """The result."""
     is_error: bool | None = None
     """Without effect: the content says what went wrong."""
@@ -90,7 +93,7 @@ class MessageParam(msgspec.Struct, frozen=True):
     """One turn; neighbours of one role are one turn. A last turn of the assistant is continued."""
 
     role: Annotated[str, Meta(extra_json_schema={"enum": list(TURN_ROLES)})]
-    content: str | list[BlockParam]
+    content: str | Annotated[list[BlockParam], Meta(max_length=MAX_PARTS)]
 
 
 class MessageMetadata(msgspec.Struct, frozen=True):
@@ -119,7 +122,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
 
     messages: Annotated[list[MessageParam], Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: Annotated[str, Meta(max_length=1024)] | None = None
-    system: str | list[TextBlockParam] | None = None
+    system: str | TextBlocks | None = None
     tools: Annotated[list[MessageTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: MessageToolChoice | None = None
     """Unset: `auto` with tools. `any` and a named tool are enforced."""

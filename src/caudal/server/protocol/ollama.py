@@ -282,16 +282,19 @@ class OllamaDetails(msgspec.Struct, frozen=True):
     quantization_level: str
 
 
-class OllamaModel(msgspec.Struct, frozen=True):
-    """One model."""
-
+class _OllamaModel(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     model: str
-    modified_at: str
     size: int
     digest: str
     """Identifies name, kind and size of the model, not the bytes of its file."""
     details: OllamaDetails
+
+
+class OllamaModel(_OllamaModel, frozen=True, kw_only=True):
+    """One model."""
+
+    modified_at: str
 
 
 class OllamaModelList(msgspec.Struct, frozen=True):
@@ -300,14 +303,9 @@ class OllamaModelList(msgspec.Struct, frozen=True):
     models: list[OllamaModel]
 
 
-class OllamaRunningModel(msgspec.Struct, frozen=True):
+class OllamaRunningModel(_OllamaModel, frozen=True, kw_only=True):
     """A loaded model."""
 
-    name: str
-    model: str
-    size: int
-    digest: str
-    details: OllamaDetails
     expires_at: str
     size_vram: int
     context_length: int

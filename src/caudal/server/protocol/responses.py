@@ -12,6 +12,7 @@ from msgspec import Meta
 from caudal.server.protocol.chat import MAX_MESSAGES, ROLES, ChatTokenLogprob
 from caudal.server.protocol.common import (
     INT32_MAX,
+    MAX_PARTS,
     JsonObject,
     Logprobs,
     Penalty,
@@ -52,6 +53,9 @@ class InputPart(msgspec.Struct, frozen=True):
     refusal: str | None = None
 
 
+InputParts = Annotated[list[InputPart], Meta(max_length=MAX_PARTS)]
+
+
 class ReasoningPart(msgspec.Struct, frozen=True):
     """A piece of earlier reasoning."""
 
@@ -63,16 +67,16 @@ class InputItem(msgspec.Struct, frozen=True):
 
     type: Annotated[str, Meta(extra_json_schema={"enum": list(ITEM_TYPES)})] = "message"
     role: Annotated[str, Meta(extra_json_schema={"enum": list(ROLES)})] | None = None
-    content: str | list[InputPart] | None = None
+    content: str | InputParts | None = None
     call_id: Annotated[str, Meta(max_length=256)] | None = None
     """Of calls and results."""
     name: str | None = None
     """Of calls."""
     arguments: str | None = None
     """Of calls."""
-    output: str | list[InputPart] | None = None
+    output: str | InputParts | None = None
     """Of results."""
-    summary: list[ReasoningPart] | None = None
+    summary: Annotated[list[ReasoningPart], Meta(max_length=MAX_PARTS)] | None = None
     """Of reasoning."""
 
 

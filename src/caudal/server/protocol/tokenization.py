@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from caudal.server.protocol.chat import MAX_MESSAGES, ChatMessage
-from caudal.server.protocol.common import JsonObject, TokenId
+from caudal.server.protocol.common import MAX_TOKEN_IDS, JsonObject, TokenId
 from caudal.server.protocol.tools import Tools
 
 
@@ -40,7 +40,7 @@ class TokenizeResponse(msgspec.Struct, frozen=True):
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """Token ids to turn into text."""
 
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)]
     model: str | None = None
 
 
