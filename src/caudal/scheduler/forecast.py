@@ -111,7 +111,10 @@ class Course:
             return self.ms[index] - part * (self.ms[index] - self.ms[index - 1])
         # Beyond what was looked at the pace is that of its second half, or, where things happen in
         # waves, that of the whole.
-        end_ms, half = self.ms[-1], bisect_left(self.ms, self.ms[-1] / 2)
+        # A last interval longer than all others is the second half by itself.
+        end_ms, half = self.ms[-1], min(bisect_left(self.ms, self.ms[-1] / 2), len(self.ms) - 2)
+        if end_ms <= self.ms[half]:
+            return 2 * end_ms
         pace = max(sums[-1] / end_ms, (sums[-1] - sums[half]) / (end_ms - self.ms[half]))
         return end_ms + (wanted - sums[-1]) / pace if pace > 0 else 2 * end_ms
 
