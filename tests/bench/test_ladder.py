@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from caudal.bench import ladder as ladder_module
-from caudal.bench.ladder import RUNGS, Ladder, LadderOptions, RungResult, climb
-from caudal.bench.ladder_report import as_page, as_text, panels, rows
+from caudal.bench.ladder import RUNGS, Ladder, LadderOptions, Rung, RungResult, climb
+from caudal.bench.ladder_report import as_page, as_svg, as_text, panels, rows
 from caudal.cli.flags import parse_plain
 from caudal.cli.main import main
 from caudal.cli.serve import MODEL, SERVE_FLAGS
@@ -51,7 +52,7 @@ def test_gains_are_over_the_rung_below_and_over_the_lowest() -> None:
     assert gains[1] == pytest.approx((2.0, 2.0), rel=0.25)
     assert gains[2] == pytest.approx((2.0, 4.0), rel=0.3)
     assert "continuous batching" in as_text(ladder) and "640" in as_text(ladder)
-    assert len(panels(ladder)) == 3
+    assert len(panels(ladder)) == 3 and as_svg(ladder).startswith("<svg ")
     assert "--batching static" in as_page(ladder)
 
 
@@ -80,6 +81,27 @@ def test_two_rungs_on_a_real_model(
     sent = [[r["num_prompt_tokens"] for r in rung["requests"]] for rung in value["rungs"]]
     assert sorted(sent[0]) == sorted(sent[1])
     assert html.read_text().startswith("<!doctype html>") and png.exists()
+
+
+def test_an_interrupted_ladder_shows_the_rungs_that_were_measured(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+    measure = ladder_module._measure
+
+    def interrupted(url: str, rung: Rung, *rest: Any) -> RungResult:
+        if measured:
+            raise KeyboardInterrupt
+        measured.append(rung.name)
+        return measure(url, rung, *rest)
+
+    monkeypatch.setattr(ladder_module, "_measure", interrupted)
+    ladder = climb(str(model), LadderOptions(users=2, num_prompts=2), ("--threads", "1"), Silent())
+    assert ladder.was_interrupted and [r.rung.name for r in ladder.results] == measured
+    assert "interrupted" in as_text(ladder) and "interrupted" in as_page(ladder)
+    measured[:] = ["one"]
+    with pytest.raises(KeyboardInterrupt):
+        climb(str(model), LadderOptions(), (), Silent())
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:

@@ -20,7 +20,10 @@ WHOLE_PROMPTS = 4096
 BLOCK_TOKENS = 16
 
 _NO_CACHE = "--no-enable-prefix-caching"
-_WHOLE = ("--profile", "batch", "--max-num-batched-tokens", str(WHOLE_PROMPTS))
+_PATIENT = ("--max-queue-ttft", "86400")
+"""Nobody is refused: on the lowest rungs many wait long, and that is what they show."""
+_WHOLE = ("--profile", "batch", "--max-num-batched-tokens", str(WHOLE_PROMPTS), *_PATIENT)
+_CHAT = ("--profile", "chat", *_PATIENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +52,12 @@ RUNGS = (
     Rung(
         "+ prefill in a time budget",
         "long prompts are cut into chunks, so that answers in progress keep their pace",
-        ("--profile", "chat"),
+        _CHAT,
     ),
     Rung(
         "+ INT8 KV cache",
         "half the memory a token: twice the context or users",
-        ("--profile", "chat", "--kv-cache-dtype", "int8"),
+        (*_CHAT, "--kv-cache-dtype", "int8"),
     ),
 )
 """Bottom to top. The KV cache is paged in all of them; only its reuse is a rung."""
@@ -116,6 +119,8 @@ class Ladder:
     results: list[RungResult] = field(default_factory=list)
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     machine: dict[str, object] = field(default_factory=describe_machine)
+    was_interrupted: bool = False
+    """Rungs are missing."""
 
     @property
     def workload(self) -> str:
@@ -130,30 +135,40 @@ class Ladder:
 def climb(
     model: str, options: LadderOptions, serve_flags: tuple[str, ...], progress: Progress
 ) -> Ladder:
-    """Start, load and stop a server per rung. Raises CaudalError if one does not start."""
+    """Start, load and stop a server per rung. Raises CaudalError if one does not start.
+
+    An interrupt ends it with the rungs that have been measured, if there are any.
+    """
     ladder = Ladder(model, options, serve_flags)
     progress.say(ladder.workload)
-    for number, rung in enumerate(RUNGS, 1):
-        progress.start_level(f"{number}/{len(RUNGS)} {rung.name}: starting")
-        with own_server(model, (*rung.flags, *serve_flags)) as url:
-            plan = Plan(
-                target=TargetOptions(url=url),
-                workload=options.workload,
-                # A server of its own for each rung: its cache is empty without any salt.
-                load=LoadOptions(
-                    concurrency=(options.users,),
-                    duration_s=options.limit_s,
-                    drain_s=options.limit_s,
-                    cache="as-is",
-                ),
-            )
-            report = asyncio.run(measure(plan, _Named(rung.name, progress)))
-            (level,) = report.levels
-            is_complete = (
-                len(level.run.records) == level.run.num_planned and not level.run.was_given_up
-            )
-            ladder.results.append(RungResult(rung, level, _kv_tokens(url), is_complete))
+    try:
+        for number, rung in enumerate(RUNGS, 1):
+            place = f"{number}/{len(RUNGS)} {rung.name}"
+            progress.start_level(f"{place}: starting")
+            with own_server(model, (*rung.flags, *serve_flags)) as url:
+                ladder.results.append(_measure(url, rung, options, _Named(place, progress)))
+    except KeyboardInterrupt:
+        if not ladder.results:
+            raise
+        ladder.was_interrupted = True
     return ladder
+
+
+def _measure(url: str, rung: Rung, options: LadderOptions, progress: Progress) -> RungResult:
+    plan = Plan(
+        target=TargetOptions(url=url),
+        workload=options.workload,
+        # A server of its own for each rung: its cache is empty without any salt.
+        load=LoadOptions(
+            concurrency=(options.users,),
+            duration_s=options.limit_s,
+            drain_s=options.limit_s,
+            cache="as-is",
+        ),
+    )
+    (level,) = asyncio.run(measure(plan, progress)).levels
+    is_complete = len(level.run.records) == level.run.num_planned and not level.run.was_given_up
+    return RungResult(rung, level, _kv_tokens(url), is_complete)
 
 
 class _Named:
@@ -172,10 +187,11 @@ class _Named:
 
     def end_level(self, level: Level) -> None:
         summary = level.summary
+        failed = f", {summary.num_failed} failed" if summary.num_failed else ""
         self._progress.say(
             f"{self._name}: {summary.num_completed} answers in {summary.duration_s:.1f} s, "
             f"{summary.output_throughput:.1f} tok/s, TTFT p95 {summary.ttft_ms.p95:.0f} ms, "
-            f"ITL p99 {summary.itl_ms.p99:.0f} ms"
+            f"ITL p99 {summary.itl_ms.p99:.0f} ms{failed}"
         )
 
 

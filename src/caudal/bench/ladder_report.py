@@ -61,6 +61,8 @@ def _ratio(result: RungResult, other: RungResult) -> float:
 def notes(ladder: Ladder) -> list[str]:
     """What a reader must know beside the numbers."""
     found = []
+    if ladder.was_interrupted:
+        found.append("interrupted: the rungs above have not been measured")
     if not all(result.is_complete for result in ladder.results):
         limit = ladder.options.limit_s
         found.append(f"* sending stopped after {limit:g} s; its rates are of a part of the work")

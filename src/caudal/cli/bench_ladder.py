@@ -50,6 +50,8 @@ def bench_ladder(model: str, values: dict[type, dict[str, Any]]) -> None:
         ladder = climb(str(path), options, _serve_flags(values), progress)
     print(as_text(ladder))
     write_files(ladder, output, Writers(write_json, write_page, as_svg))
+    if ladder.was_interrupted:
+        raise KeyboardInterrupt
     if not all(result.level.summary.num_completed for result in ladder.results):
         raise CaudalError("a rung answered no request; the reasons are above")
 
