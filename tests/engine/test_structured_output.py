@@ -25,6 +25,7 @@ from caudal.structured_output.constraint import TOO_LONG, Constraint
 from caudal.structured_output.limits import COMPILE_TIMEOUT_S, MAX_STUCK_MASKS
 from caudal.structured_output.mask_thread import UNAVAILABLE
 from caudal.structured_output.vocabulary import GrammarVocabulary
+from caudal.worker import constrained_rows
 from tests.engine.engine_harness import Harness, Result
 
 SCHEMA = {
@@ -331,6 +332,35 @@ def test_masks_that_fail_leave_free_rows_alone(
     assert engine.results["form"].finish_reason is FinishReason.ERROR
     assert "internal text" not in str(engine.results["form"].error)
     assert engine.results["free"].finish_reason is FinishReason.LENGTH
+
+
+def test_mask_that_changes_nothing_is_not_needed_for_the_same_tokens(
+    create: Create, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: list[dict[str, Any]] = [
+        *({}, {"min_tokens": 30}, {"repetition_penalty": 1.3}, {"logit_bias": {5: 9.0}})
+    ]
+    samplings = [
+        replace(GREEDY, structured_outputs=form, **fields)
+        for form in (FORM, StructuredOutputsParams(regex="[ -~]{20,90}"))
+        for fields in options
+    ]
+    engine = create()
+
+    def generate() -> list[list[int]]:
+        return [engine.generate([PROMPT], sampling)[0].token_ids for sampling in samplings]
+
+    real, decisions = constrained_rows._is_decided, set()
+
+    def spy(*args: Any) -> bool:
+        decisions.add(decision := real(*args))
+        return decision
+
+    monkeypatch.setattr(constrained_rows, "_is_decided", spy)
+    found = generate()
+    assert decisions == {True, False}
+    monkeypatch.setattr(constrained_rows, "_is_decided", lambda *_: False)
+    assert generate() == found
 
 
 def test_aborted_request_frees_its_constraint(create: Create) -> None:

@@ -65,7 +65,9 @@ class ConstrainedRows:
         self.masks.wait()
         for index, row, constraint in self._rows:
             try:
-                self._apply_row(row, constraint.take_mask(), logits[index])
+                mask = constraint.take_mask()
+                if not _is_decided(row, mask, logits[index]):
+                    self._apply_row(row, mask, logits[index])
             except Exception as error:
                 if not isinstance(error, ConstraintError):
                     logger.exception("request %s failed in a step", row.state.request_id)
@@ -119,3 +121,21 @@ class ConstrainedRows:
         ends = self.eog_token_ids.union(stop_ids)
         num_ends = sum(int(mask_bytes[token // 8]) >> token % 8 & 1 for token in ends)
         return num_ends == int.from_bytes(mask_bytes.tobytes(), "little").bit_count()
+
+
+def _is_decided(row: LogitsRow, mask: NDArray[np.int32], logits: NDArray[np.float32]) -> bool:
+    """Whether the most likely of all tokens is allowed, and will be taken.
+
+    Then the mask changes nothing, and need not be written over the whole vocabulary.
+    """
+    state, sampling = row.state, row.state.sampling
+    if (
+        sampling.temperature > 0.0
+        or sampling.num_logprobs is not None
+        or sampling.logit_bias
+        or state.token_counts is not None
+        or state.num_output_tokens < sampling.min_tokens
+    ):
+        return False
+    best = int(logits.argmax())  # the first of equals, as the sampler has it
+    return bool(int(mask[best >> 5]) >> (best & 31) & 1)
