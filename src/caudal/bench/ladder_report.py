@@ -34,15 +34,15 @@ def rows(ladder: Ladder) -> list[tuple[str, ...]]:
     return found
 
 
-def _row(result: RungResult, gain: float, total: float) -> tuple[str, ...]:
+def _row(result: RungResult, gain: str, total: str) -> tuple[str, ...]:
     summary = result.level.summary
     cached = summary.num_cached_tokens or 0
     share = cached / summary.num_input_tokens if summary.num_input_tokens else 0.0
     return (
         result.rung.name + ("" if result.is_complete else " *"),
         f"{result.throughput:.1f}",
-        f"×{gain:.2f}",
-        f"×{total:.2f}",
+        gain,
+        total,
         f"{summary.request_throughput:.2f}",
         f"{summary.ttft_ms.p50:.0f}",
         f"{summary.ttft_ms.p95:.0f}",
@@ -54,8 +54,8 @@ def _row(result: RungResult, gain: float, total: float) -> tuple[str, ...]:
     )
 
 
-def _ratio(result: RungResult, other: RungResult) -> float:
-    return result.throughput / other.throughput if other.throughput else 0.0
+def _ratio(result: RungResult, other: RungResult) -> str:
+    return f"×{result.throughput / other.throughput:.2f}" if other.throughput else "-"
 
 
 def notes(ladder: Ladder) -> list[str]:

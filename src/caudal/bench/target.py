@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from caudal.errors import ConfigError
 
@@ -38,8 +38,11 @@ class TargetOptions:
     """Seconds after which a request counts as timed out."""
 
 
-def parse_url(url: str) -> str:
-    """`url` as scheme://host:port/prefix/v1. Raises ConfigError."""
+def split_url(url: str, flag: str = "--url") -> tuple[SplitResult, str]:
+    """The parts of `url`, http:// if it names no scheme, and its path up to /v1 included.
+
+    Raises ConfigError that names `flag`.
+    """
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
         port = parts.port
@@ -47,12 +50,17 @@ def parse_url(url: str) -> str:
         port = -1
     if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
         raise ConfigError(
-            f"--url: must look like http://host:port or http://host:port/v1, got {url!r}"
+            f"{flag}: must look like http://host:port or http://host:port/v1, got {url!r}"
         )
     path = parts.path.rstrip("/")
     for ending in (CHAT_PATH, COMPLETIONS_PATH):
         path = path.removesuffix(ending)
-    prefix = path if path.endswith("/v1") else path + "/v1"
+    return parts, path if path.endswith("/v1") else path + "/v1"
+
+
+def parse_url(url: str) -> str:
+    """`url` as scheme://host:port/prefix/v1. Raises ConfigError."""
+    parts, prefix = split_url(url)
     return f"{parts.scheme}://{parts.netloc}{prefix}"
 
 

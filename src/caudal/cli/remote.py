@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
+from caudal.bench.target import split_url
 from caudal.cli.conversation import Message, Reply, Sampling
-from caudal.errors import CaudalError, ConfigError
+from caudal.errors import CaudalError
 
 
 class RemoteModel:
@@ -83,18 +83,9 @@ class Target:
     @classmethod
     def parse(cls, url: str, flag: str = "--url") -> Target:
         """Raises ConfigError that names `flag`."""
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise ConfigError(
-                f"{flag}: must look like http://host:port or http://host:port/v1, got {url!r}"
-            )
-        path = parts.path.rstrip("/")
-        prefix = path if path.endswith("/v1") else path + "/v1"
-        return cls(parts.scheme == "https", parts.hostname, port, prefix)
+        parts, prefix = split_url(url, flag)
+        assert parts.hostname
+        return cls(parts.scheme == "https", parts.hostname, parts.port, prefix)
 
     @property
     def root(self) -> str:
