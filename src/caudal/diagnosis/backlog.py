@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from caudal.config import SchedulerConfig
 from caudal.diagnosis.past import HOUR_S, Stretch, by_hour, merged
 from caudal.diagnosis.report import Prediction, ServerFacts
-from caudal.diagnosis.scenario import scheduler_config
+from caudal.diagnosis.scenario import scaled, scheduler_config
 from caudal.metrics.instruments import LATENCY_DETAIL_S
 from caudal.scheduler.step_cost import StepCosts
 
@@ -75,9 +75,7 @@ class Backlog:
 
     def with_costs(self, factor: float) -> Backlog:
         """On a machine that takes `factor` of the time."""
-        costs = self.costs
-        scaled = StepCosts(*(getattr(costs, each.name) * factor for each in fields(costs)))
-        return replace(self, costs=scaled)
+        return replace(self, costs=scaled(self.costs, factor))
 
     def with_blocks(self, factor: float) -> Backlog:
         """With room for `factor` times the tokens."""

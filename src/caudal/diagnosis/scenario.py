@@ -56,9 +56,7 @@ class Scenario:
 
     def with_costs(self, factor: float) -> Scenario:
         """On a machine that takes `factor` of the time."""
-        costs = self.costs
-        scaled = StepCosts(*(getattr(costs, each.name) * factor for each in fields(costs)))
-        return replace(self, costs=scaled)
+        return replace(self, costs=scaled(self.costs, factor))
 
     def with_blocks(self, factor: float) -> Scenario:
         """With room for `factor` times the tokens."""
@@ -108,6 +106,11 @@ class Scenario:
         times = [request.arrival_s for request in self.requests]
         count = len(times)
         return (times[-1] - times[0]) * count / (count - 1) if count > 1 else 0.0
+
+
+def scaled(costs: StepCosts, factor: float) -> StepCosts:
+    """Those of a machine that takes `factor` of the time."""
+    return StepCosts(*(getattr(costs, each.name) * factor for each in fields(costs)))
 
 
 def create_scenario(observation: Observation) -> Scenario:
