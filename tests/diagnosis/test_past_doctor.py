@@ -132,6 +132,13 @@ def test_a_sawtooth_over_the_day_is_bursts_with_gains() -> None:
     check_promise(bursty_day, "more_servers", Day(day.requests[::2]))
 
 
+def test_one_heap_is_no_climb() -> None:
+    heap = [HOUR_S + 630 + index * 0.5 for index in range(60)]
+    day = Day(requests_at([*arrivals([60] * 2), *heap]))
+    (finding,) = diagnose(observation_of(day, Minutes(day).rows())).findings
+    assert finding.id == "bursts" and finding.evidence[0].text.startswith("Once requests waited")
+
+
 def test_a_day_that_is_half_recorded_is_judged_by_what_there_is() -> None:
     day, rows = climbing_day(), rows_of(climbing_day)
     del rows[20:60]

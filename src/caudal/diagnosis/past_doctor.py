@@ -241,15 +241,15 @@ class _Examination:
     def _bursts(self) -> Finding:
         num_times, num_waiting = len(self._episodes), len(self._waiting)
         load = self.predictor.load(self._minutes)
-        times = "Once" if num_times == 1 else f"{num_times:,} times"
+        minutes = f"{length_s(self._longest) / 60:,.0f} minutes"
+        told = f"Once requests waited, for {minutes}, and it passed: a heap, no climb."
+        if num_times > 1:
+            told = (
+                f"{num_times:,} times the waiting rose and came back, for {minutes} at most "
+                f"({num_waiting:,} minutes in all): a sawtooth, no climb."
+            )
         evidence = [
-            Evidence(
-                "episodes",
-                num_times,
-                2,
-                f"{times} the waiting rose and came back, for {length_s(self._longest) / 60:,.0f} "
-                f"minutes at most ({num_waiting:,} minutes in all): a sawtooth, no climb.",
-            ),
+            Evidence("episodes", num_times, 2, told),
             Evidence(
                 "load",
                 round(load, 3),
