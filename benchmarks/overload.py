@@ -33,7 +33,7 @@ from benchmarks.workloads import make_text
 
 PROBES = ("/live", "/ready", "/health")
 MAX_WAIT_S = 120.0
-POLL_S = 0.02
+POLL_S = 0.05
 NUM_OUTPUT = (20, 120)
 """Tokens of an answer."""
 
@@ -110,7 +110,7 @@ async def measure_retry(url: str, num_rounds: int, max_s: float) -> list[Refusal
 
 async def _learn(session: aiohttp.ClientSession, rng: random.Random) -> None:
     """A few answers, from which the server learns how long they are and what a step costs."""
-    bodies = [completion(rng, 60, max_tokens=rng.randint(*NUM_OUTPUT)) for _ in range(8)]
+    bodies = [completion(rng, 60, max_tokens=rng.randint(*NUM_OUTPUT)) for _ in range(16)]
     await asyncio.gather(*(_send(session, body) for body in bodies))
 
 
