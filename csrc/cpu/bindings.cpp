@@ -18,17 +18,30 @@ WeightFormat format_of(const std::string& name) {
   throw std::invalid_argument("unknown weight format " + name);
 }
 
+// In the order of Activations.
+constexpr const char* kActivationNames[] = {"int8", "int12", "bf16"};
+
+Activations activations_of(const std::string& name) {
+  for (size_t i = 0; i < std::size(kActivationNames); ++i) {
+    if (name == kActivationNames[i]) return static_cast<Activations>(i);
+  }
+  throw std::invalid_argument("activations must be int8, int12 or bf16");
+}
+
 void finish(LinearWeight& weight, const Runtime& runtime, const std::optional<F32Vector>& bias,
-            bool is_sensitive) {
+            bool is_sensitive, const std::optional<std::string>& activations) {
   if (bias) {
     require(static_cast<int64_t>(bias->size()) == weight.rows, "bias: one value per row is needed");
     weight.bias.assign(bias->data(), bias->data() + bias->size());
   }
-  weight.is_wide = is_sensitive || runtime.table->has_cheap_wide;
+  weight.activations = activations    ? activations_of(*activations)
+                       : is_sensitive ? runtime.table->sensitive_activations
+                                      : runtime.table->activations;
 }
 
 LinearWeight pack(Runtime& runtime, const std::vector<RawPart>& parts,
-                  const std::optional<F32Vector>& bias, bool is_sensitive) {
+                  const std::optional<F32Vector>& bias, bool is_sensitive,
+                  const std::optional<std::string>& activations) {
   std::vector<RawMatrix> matrices;
   for (const auto& [type, rows, cols, data] : parts) {
     matrices.push_back({type, rows, cols, data.data(), data.size()});
@@ -38,13 +51,14 @@ LinearWeight pack(Runtime& runtime, const std::vector<RawPart>& parts,
     const ReleaseGil release;
     weight = pack_linear(matrices, runtime.arena, runtime.num_threads);
   }
-  finish(weight, runtime, bias, is_sensitive);
+  finish(weight, runtime, bias, is_sensitive, activations);
   return weight;
 }
 
 // A weight over blocks that were packed before; they are used where they lie.
 LinearWeight adopt(const Runtime& runtime, const std::vector<PackedPart>& parts, int64_t cols,
-                   const std::optional<F32Vector>& bias, bool is_sensitive) {
+                   const std::optional<F32Vector>& bias, bool is_sensitive,
+                  const std::optional<std::string>& activations) {
   require(!parts.empty(), "a linear weight needs at least one segment");
   require(cols > 0 && cols <= (int64_t{1} << 24) && cols % 32 == 0, "cols: not a multiple of 32");
   LinearWeight weight;
@@ -58,10 +72,10 @@ LinearWeight adopt(const Runtime& runtime, const std::vector<PackedPart>& parts,
     // Kernels only read; the pointer keeps the array, and with it the mapping, alive.
     auto* data = reinterpret_cast<std::byte*>(const_cast<uint8_t*>(blocks.data()));
     weight.memory.emplace_back(data, [blocks](std::byte*) {});
-    weight.segments.push_back({format, rows, cols, data});
+    weight.segments.push_back({format, rows, cols, data, packed_exponent(format, rows, cols, data)});
     weight.rows += rows;
   }
-  finish(weight, runtime, bias, is_sensitive);
+  finish(weight, runtime, bias, is_sensitive, activations);
   return weight;
 }
 
@@ -110,7 +124,10 @@ void bind_runtime(nb::module_& m) {
       .def_ro("cols", &LinearWeight::cols)
       .def_prop_ro("nbytes", &LinearWeight::num_bytes)
       .def_prop_ro("formats", segment_formats)
-      .def_ro("is_wide", &LinearWeight::is_wide)
+      .def_prop_ro("activations",
+                   [](const LinearWeight& w) {
+                     return kActivationNames[static_cast<int>(w.activations)];
+                   })
       .def_prop_ro("has_bias", [](const LinearWeight& w) { return !w.bias.empty(); })
       .def("segments", segments)
       .def("unpack", unpack);
@@ -118,12 +135,14 @@ void bind_runtime(nb::module_& m) {
   nb::class_<Runtime>(m, "Runtime")
       .def(nb::init<const std::string&, int>(), nb::arg("isa"), nb::arg("num_threads"))
       .def_prop_ro("isa", [](const Runtime& r) { return r.table->name; })
+      .def_prop_ro("has_bf16", [](const Runtime& r) { return r.table->has_bf16; })
       .def_prop_ro("has_tiles", [](const Runtime& r) { return r.table->has_tiles; })
       .def_ro("num_threads", &Runtime::num_threads)
       .def("pack_linear", pack, nb::arg("parts"), nb::arg("bias") = nb::none(),
-           nb::arg("is_sensitive") = false)
+           nb::arg("is_sensitive") = false, nb::arg("activations") = nb::none())
       .def("adopt_linear", adopt, nb::arg("segments"), nb::arg("cols"),
-           nb::arg("bias") = nb::none(), nb::arg("is_sensitive") = false)
+           nb::arg("bias") = nb::none(), nb::arg("is_sensitive") = false,
+           nb::arg("activations") = nb::none())
       .def("sample", sample, nb::arg("logits"), nb::arg("params"));
 }
 

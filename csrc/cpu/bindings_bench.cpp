@@ -110,16 +110,16 @@ std::map<std::string, double> peaks(const std::string& isa, int num_threads, dou
 }
 
 WeightFormat format_of(const std::string& name) {
-  if (name == "w4" || name == "w4 wide") return WeightFormat::kW4;
-  if (name == "w8") return WeightFormat::kW8;
+  if (name == "w4" || name == "w4 wide" || name == "w4 bf16") return WeightFormat::kW4;
+  if (name == "w8" || name == "w8 bf16") return WeightFormat::kW8;
   if (name == "f16") return WeightFormat::kF16;
   if (name == "f32") return WeightFormat::kF32;
-  throw std::invalid_argument("format must be w4, w4 wide, w8, f16 or f32");
+  throw std::invalid_argument("format must be w4, w4 wide, w4 bf16, w8, w8 bf16, f16 or f32");
 }
 
 // Ordinary numbers in every format: halves of about 0.005, floats of about 0.1.
 void fill_weights(std::byte* data, size_t bytes, WeightFormat format) {
-  const auto block = static_cast<size_t>(packed_bytes(format, 16, 32));
+  const auto block = static_cast<size_t>(block_bytes(format));
   std::vector<std::byte> pattern(block);
   uint32_t state = 1;
   for (size_t i = 0; i < block; ++i) {
@@ -144,11 +144,18 @@ Seconds time_linear(const std::string& isa, const std::string& format_name, int6
   require(rows > 0 && cols > 0 && cols % 32 == 0, "cols: a positive multiple of 32 is needed");
   require(num_tokens > 0, "num_tokens must be positive");
   const WeightFormat format = format_of(format_name);
+  const Activations activations = format_name.ends_with("bf16")   ? Activations::kBf16
+                                  : format_name.ends_with("wide") ? Activations::kInt12
+                                                                  : Activations::kInt8;
+  require(runtime.table->has_bf16 || activations != Activations::kBf16,
+          "these kernels do not multiply bf16");
   const ReleaseGil release;
   const auto matrix_bytes = static_cast<size_t>(packed_bytes(format, rows, cols));
   const size_t copies = pool_bytes > matrix_bytes ? pool_bytes / matrix_bytes : 1;
   const PageMemory weights(copies * matrix_bytes, true);
-  fill_weights(weights.data(), copies * matrix_bytes, format);
+  for (size_t i = 0; i < copies; ++i) {
+    fill_weights(weights.data() + i * matrix_bytes, matrix_bytes, format);
+  }
   const auto tokens = static_cast<size_t>(num_tokens);
   std::vector<float> x(tokens * static_cast<size_t>(cols));
   for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i % 10007));
@@ -158,7 +165,7 @@ Seconds time_linear(const std::string& isa, const std::string& format_name, int6
   std::vector<PackedMatrix> matrices(copies);
   std::vector<LinearArgs> calls(copies);
   for (size_t i = 0; i < copies; ++i) {
-    matrices[i] = {format, rows, cols, weights.data() + i * matrix_bytes};
+    matrices[i] = {format, rows, cols, weights.data() + i * matrix_bytes, 3};
     calls[i] = {.x = x.data(),
                 .x_stride = cols,
                 .num_tokens = num_tokens,
@@ -172,7 +179,7 @@ Seconds time_linear(const std::string& isa, const std::string& format_name, int6
                 .out = out.data(),
                 .out_stride = rows,
                 .panels = panels.data(),
-                .is_wide = format_name == "w4 wide"};
+                .activations = activations};
   }
   return time_steps(num_threads, budget, 5, [&](size_t i, Worker& worker) {
     runtime.table->linear(calls[i % copies], worker);

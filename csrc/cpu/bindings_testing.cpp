@@ -22,6 +22,8 @@ NumpyArray<float> linear(const std::string& isa, F32Matrix x, const LinearWeight
                          std::optional<F32Vector> norm_weight, float eps,
                          std::optional<F32Matrix> residual) {
   const Runtime runtime(isa, num_threads);
+  require(runtime.table->has_bf16 || weight.activations != Activations::kBf16,
+          "weight: these kernels do not multiply bf16");
   const Prologue kind = prologue_of(prologue);
   const int64_t in_cols = kind == Prologue::kSiluMul ? 2 * weight.cols : weight.cols;
   require(static_cast<int64_t>(x.shape(1)) == in_cols, "x: wrong number of columns");
@@ -47,7 +49,7 @@ NumpyArray<float> linear(const std::string& isa, F32Matrix x, const LinearWeight
                         .out = out.data(),
                         .out_stride = weight.rows,
                         .panels = panels.data(),
-                        .is_wide = weight.is_wide};
+                        .activations = weight.activations};
   const ReleaseGil release;
   run_kernel(runtime.table->linear, args, num_threads);
   return out;

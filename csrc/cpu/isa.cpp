@@ -33,7 +33,8 @@ int score_avx512vnni() {
 int score_amx() {
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
-  constexpr unsigned kTileBits = (1u << 24) | (1u << 25);  // AMX-TILE, AMX-INT8
+  // AMX-BF16, AVX512-FP16, AMX-TILE, AMX-INT8; every CPU with AMX has all of them, and AVX512-BF16
+  constexpr unsigned kTileBits = (1u << 22) | (1u << 23) | (1u << 24) | (1u << 25);
   unsigned a = 0, b = 0, c = 0, d = 0;
   const bool has_tiles = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kTileBits) == kTileBits;
   if (score_avx512vnni() == 0 || !has_tiles) return 0;

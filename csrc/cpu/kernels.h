@@ -168,14 +168,24 @@ struct SampleArgs {
 //               (i 0..3, row r 0..15, j 0..3); then half d[16], half m[16]; value = d*q + m
 //   w8 (544 B): byte 32*p + 2*r + (k & 1), p = k / 2 (0..15); then half d[16]; value = d*q
 //   f16, f32:   [k 0..31][16 rows]
+// After the groups of w4 and w8 come kExponentBytes: an int32 exponent e, and zeros. It brings the
+// largest |value| * 2^e into [0.99, 1.98); kNotFinite if a value is infinite or NaN.
 enum class WeightFormat : int32_t { kW4 = 0, kW8 = 1, kF16 = 2, kF32 = 3 };
+
+constexpr int64_t kExponentBytes = 64;
+constexpr int32_t kNotFinite = 1 << 20;
 
 struct PackedMatrix {
   WeightFormat format;
   int64_t rows;
   int64_t cols;
   const std::byte* data;
+  int32_t exponent;  // of w4 and w8
 };
+
+// What w4 and w8 multiply, see numerics.h: int8 and int12 are forms for w4, beside which w8 meets 13
+// bits; bf16 rounds the weights too.
+enum class Activations : int32_t { kInt8 = 0, kInt12 = 1, kBf16 = 2 };
 
 enum class Prologue : int32_t { kNone = 0, kRmsNorm = 1, kSiluMul = 2 };
 
@@ -193,7 +203,7 @@ struct LinearArgs {
   float* out;             // [num_tokens, out_stride]
   int64_t out_stride;
   std::byte* panels;  // quantised activations, shared by the team
-  bool is_wide;       // w4 segments multiply 12-bit instead of 8-bit activations
+  Activations activations;
 };
 
 struct RmsNormArgs {
@@ -225,8 +235,10 @@ struct EmbedArgs {
 struct KernelTable {
   const char* name;
   int (*score)();
-  bool has_cheap_wide;  // 12-bit activations for w4 cost it little: use them everywhere
-  bool has_tiles;       // its attention reads the tiled KV formats
+  bool has_tiles;  // its attention reads the tiled KV formats
+  bool has_bf16;   // its linear multiplies bf16
+  Activations activations;            // its best ones,
+  Activations sensitive_activations;  // and for products whose rounding costs a model the most
   void (*embed)(const EmbedArgs&, Worker&);
   void (*rms_norm)(const RmsNormArgs&, Worker&);
   void (*silu_mul)(const SiluMulArgs&, Worker&);

@@ -23,6 +23,8 @@ enum PanelKind : int {
   kInt13Panel,  // 32 int16, then scale
   kFloatPanel,  // 32 floats
   kInt12Panel,  // 32 int8 (high parts), 32 int8 (low parts), then scale, scale * sum
+  kBf16Panel,    // 32 bf16
+  kBf16W4Panel,  // 32 bf16 in the order of w4's nibbles, see amx/linear_bf16.cpp
   kNumPanelKinds,
 };
 
@@ -41,28 +43,25 @@ struct TileArgs {
   int64_t num_rows;  // rows that exist; the last group may be padded
   const std::byte* panel;
   int num_tokens;
-  bool is_wide;           // w4: the panel is a kInt12Panel
+  Activations activations;
+  int32_t exponent;       // of the matrix
   const float* bias;      // at the first row, or null
   const float* residual;  // at the first row of the first token, or null
   float* out;             // likewise
   int64_t stride;         // of out and residual
 };
 
-// Memory that a task may use as it likes.
-struct Workspace {
-  std::byte* data;
-  int64_t bytes;
-};
 
 namespace {
 
 constexpr int kRowsPerGroup = 16;
 constexpr int kMaxTileTokens = 16;
 constexpr int kBlockCols = 32;
-constexpr int kTilesPerTask = 8;
+constexpr int kMaxTilesPerTask = 16;
+constexpr int64_t kMinWorkspaceBytes = 1 << 20;
 
 // Bytes a token takes in a panel, per block of 32 values, by PanelKind.
-constexpr int64_t kPanelBytes[kNumPanelKinds] = {40, 68, 128, 72};
+constexpr int64_t kPanelBytes[kNumPanelKinds] = {40, 68, 128, 72, 64, 64};
 // Bytes of a block of 16 rows x 32 columns, by WeightFormat.
 constexpr int64_t kWeightBytes[] = {320, 544, 1024, 2048};
 
@@ -75,12 +74,14 @@ inline int64_t tile_of(const Tiling& t, int64_t token) {
   return ((token + 1) * t.num_tiles - 1) / t.num_tokens;
 }
 
-inline int panel_kind(WeightFormat format, bool is_wide) {
+inline int panel_kind(WeightFormat format, Activations activations) {
   switch (format) {
     case WeightFormat::kW4:
-      return is_wide ? kInt12Panel : kInt8Panel;
+      return activations == Activations::kBf16    ? kBf16W4Panel
+             : activations == Activations::kInt12 ? kInt12Panel
+                                                  : kInt8Panel;
     case WeightFormat::kW8:
-      return kInt13Panel;
+      return activations == Activations::kBf16 ? kBf16Panel : kInt13Panel;
     case WeightFormat::kF16:
     case WeightFormat::kF32:
       return kFloatPanel;
@@ -100,7 +101,7 @@ inline int64_t place_panels(const LinearArgs& args, int tile_tokens, std::byte* 
   for (int k = 0; k < kNumPanelKinds; ++k) set.base[k] = nullptr;
   int64_t used = 0;
   for (int s = 0; s < args.num_segments; ++s) {
-    const int kind = panel_kind(args.segments[s].format, args.is_wide);
+    const int kind = panel_kind(args.segments[s].format, args.activations);
     if (set.base[kind]) continue;
     set.base[kind] = memory + used;
     used += ceil_div(args.num_tokens * set.num_blocks * kPanelBytes[kind], 64) * 64;
@@ -120,7 +121,8 @@ struct SegmentTasks {
 
 // Row chunks stay in L2 while they meet all tiles of the task, and are small enough that a thread
 // slowed by the server leaves its share to the others.
-inline SegmentTasks split_segment(const PackedMatrix& m, const Tiling& tiling, int num_threads) {
+template <class Isa>
+SegmentTasks split_segment(const PackedMatrix& m, const Tiling& tiling, int num_threads) {
   constexpr int64_t kChunkBytes = 96 * 1024;
   SegmentTasks t;
   t.groups = ceil_div(m.rows, kRowsPerGroup);
@@ -128,8 +130,9 @@ inline SegmentTasks split_segment(const PackedMatrix& m, const Tiling& tiling, i
   const int64_t fit = max_of(1, kChunkBytes / group_bytes);
   const int64_t fair = max_of(1, t.groups / (int64_t{4} * num_threads));
   t.groups_per_task = min_of(fit, fair);
+  if (t.groups_per_task > Isa::kGroupsAtOnce) t.groups_per_task -= t.groups_per_task % Isa::kGroupsAtOnce;
   t.row_tasks = ceil_div(t.groups, t.groups_per_task);
-  t.tiles_per_task = min_of(kTilesPerTask, tiling.num_tiles);
+  t.tiles_per_task = min_of(Isa::kTilesPerTask, tiling.num_tiles);
   t.token_tasks = ceil_div(tiling.num_tiles, t.tiles_per_task);
   t.count = t.row_tasks * t.token_tasks;
   return t;
@@ -139,13 +142,13 @@ inline SegmentTasks split_segment(const PackedMatrix& m, const Tiling& tiling, i
 template <class Isa>
 void run_segment_task(const LinearArgs& args, const PanelSet& panels, const PackedMatrix& m,
                       int64_t column, const SegmentTasks& tasks, int64_t index,
-                      const Workspace& workspace) {
+                      std::byte* workspace) {
   const int64_t group = index % tasks.row_tasks * tasks.groups_per_task;
   const int64_t first_tile = index / tasks.row_tasks * tasks.tiles_per_task;
   const int64_t last_tile = min_of(panels.tiling.num_tiles, first_tile + tasks.tiles_per_task);
   const int64_t row = group * kRowsPerGroup;
   const int64_t offset = column + row;
-  TileArgs tiles[kTilesPerTask];
+  TileArgs tiles[kMaxTilesPerTask];
   for (int64_t i = first_tile; i < last_tile; ++i) {
     const int64_t begin = tile_begin(panels.tiling, i);
     TileArgs& tile = tiles[i - first_tile];
@@ -153,8 +156,9 @@ void run_segment_task(const LinearArgs& args, const PanelSet& panels, const Pack
     tile.num_blocks = panels.num_blocks;
     tile.num_groups = min_of(tasks.groups_per_task, tasks.groups - group);
     tile.num_rows = min_of(m.rows - row, tile.num_groups * kRowsPerGroup);
-    tile.panel = tile_panel(panels, panel_kind(m.format, args.is_wide), i);
-    tile.is_wide = args.is_wide;
+    tile.panel = tile_panel(panels, panel_kind(m.format, args.activations), i);
+    tile.activations = args.activations;
+    tile.exponent = m.exponent;
     tile.num_tokens = static_cast<int>(tile_begin(panels.tiling, i + 1) - begin);
     tile.bias = args.bias ? args.bias + offset : nullptr;
     tile.residual = args.residual ? args.residual + begin * args.out_stride + offset : nullptr;
@@ -167,31 +171,31 @@ void run_segment_task(const LinearArgs& args, const PanelSet& panels, const Pack
 template <class Isa>
 void run_tiles(const LinearArgs& args, const PanelSet& panels, Worker& worker) {
   // The first half may hold panels.
-  const auto half = static_cast<int64_t>(worker.scratch_bytes / 2);
-  const Workspace workspace = {worker.scratch + half, half};
+  std::byte* workspace = worker.scratch + worker.scratch_bytes / 2;
   int64_t num_tasks = 0;
   for (int s = 0; s < args.num_segments; ++s) {
-    num_tasks += split_segment(args.segments[s], panels.tiling, worker.count).count;
+    num_tasks += split_segment<Isa>(args.segments[s], panels.tiling, worker.count).count;
   }
   for (int64_t task = claim_task(worker, num_tasks); task >= 0;
        task = claim_task(worker, num_tasks)) {
     int64_t index = task;
     int64_t column = 0;
     const PackedMatrix* segment = args.segments;
-    SegmentTasks tasks = split_segment(*segment, panels.tiling, worker.count);
+    SegmentTasks tasks = split_segment<Isa>(*segment, panels.tiling, worker.count);
     while (index >= tasks.count) {
       index -= tasks.count;
       column += segment->rows;
-      tasks = split_segment(*++segment, panels.tiling, worker.count);
+      tasks = split_segment<Isa>(*++segment, panels.tiling, worker.count);
     }
     run_segment_task<Isa>(args, panels, *segment, column, tasks, index, workspace);
   }
 }
 
-// Isa: static constexpr int kTileTokens: at most kMaxTileTokens;
+// Isa: static constexpr int kTileTokens: at most kMaxTileTokens; kTilesPerTask: at most
+//        kMaxTilesPerTask; kGroupsAtOnce: groups that its kernel likes to take together;
 //      static void quantize(const LinearArgs&, const PanelSet&, int64_t token, int64_t count);
-//      static void run_task(WeightFormat, const TileArgs* tiles, int num_tiles, const Workspace&):
-//        the tiles share the weights
+//      static void run_task(WeightFormat, const TileArgs* tiles, int num_tiles, std::byte* workspace):
+//        the tiles share the weights; the workspace has at least kMinWorkspaceBytes
 template <class Isa>
 void run_linear(const LinearArgs& args, Worker& worker) {
   // Below this many values every thread quantises all tokens for itself: cheaper than a barrier.

@@ -16,9 +16,18 @@
 // 12-bit activations (w4, wide): the same with 2047 for 127; kept as high = q >> 4 (int8) and
 // low = q & 15, so that sum of qw * q = 16 * (sum of qw * high) + sum of qw * low; 32 * 15 * 2047 < 2^24.
 // 13-bit activations (w8): the same with 4095 for 127 and no s; 32 * 128 * 4095 < 2^24.
+// bf16 (w4 and w8): x to nearest even, denormals to 0. A weight is scaled by 2^e of its matrix
+// (PackedMatrix::exponent): h = half(q * half(d * 2^e) + half(m * 2^e)), without m for w8, each half
+// to nearest even from the exact value; bits = (h + 4) >> 3 with h as int16, then
+// (bits & kBf16Mask) | kBf16Exponent, which is the nearest bf16, except that numbers below 2^-14
+// become about 2^-15.
 // One output, over blocks of 32 values in order of k, starting from acc = 0:
 //   w4: acc = fma(float(sum of qw * qx), dw * dx, acc);  acc = fma(mw, s, acc)
 //   w8: acc = fma(float(sum of qw * qx), dw * dx, acc)
+//   bf16: two chains over the block's pairs of columns, each from 0: even = fma(w, x, even) with the
+//         first of a pair, odd with the second; acc = acc + (even + odd). Pairs of w8 are
+//         (0, 1), (2, 3) …; pair p of w4 is (c, c + 2) with c = 4 (p / 4) + (p % 4) / 2 + 16 (p % 2).
+//         In the end acc * 2^-e.
 //   f16, f32: acc = fma(w[k], x[k], acc) for every k in order (one chain a row)
 // then acc + bias, then + residual.
 //
@@ -28,6 +37,8 @@
 
 #include <cstdint>
 
+#include "kernels.h"
+
 namespace caudal {
 namespace {
 
@@ -36,6 +47,8 @@ constexpr float kQuantMax8 = 127.0f;
 constexpr float kQuantMax12 = 2047.0f;
 constexpr float kQuantMax13 = 4095.0f;
 constexpr float kQuantMax16 = 32512.0f;  // 127 * 256: both bytes of 256 * high + low fit int8
+constexpr int kBf16Mask = 0x87ff;
+constexpr int kBf16Exponent = 0x3800;
 constexpr float kRoundShift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
 
 // One lane with the interface that exp_approx and silu_mul_approx expect of a vector type.
@@ -159,6 +172,12 @@ inline QuantScale quant_scale(uint32_t max_bits, float quant_max) {
   if (max_bits >= 0x7f800000u) return {__builtin_nanf(""), 0.0f};
   if (absmax < kQuantMin) return {0.0f, 0.0f};
   return {absmax / quant_max, quant_max / absmax};
+}
+
+// 2^-exponent, or NaN.
+inline float bf16_factor(int32_t exponent) {
+  if (exponent == kNotFinite) return __builtin_nanf("");
+  return __builtin_bit_cast(float, static_cast<uint32_t>(127 - exponent) << 23);
 }
 
 inline float inverse_rms(const float* x, int64_t cols, float eps) {

@@ -1,5 +1,10 @@
 #include "pack.h"
 
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -12,20 +17,6 @@ namespace caudal {
 namespace {
 
 constexpr int64_t kGroup = 16;  // rows
-
-int64_t block_bytes(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kW4:
-      return 320;
-    case WeightFormat::kW8:
-      return 544;
-    case WeightFormat::kF16:
-      return 1024;
-    case WeightFormat::kF32:
-      return 2048;
-  }
-  throw std::invalid_argument("unknown weight format");
-}
 
 // One matrix's place in its segment.
 struct Part {
@@ -42,6 +33,7 @@ struct PackJob {
   int64_t rows = 0;
   int64_t num_blocks = 0;  // of 32 columns
   std::byte* out = nullptr;
+  std::atomic<uint32_t>* largest = nullptr;  // bits of the largest |value|; infinity and NaN above
 };
 
 // A row of a segment, found in its part; null data for a padding row.
@@ -88,6 +80,53 @@ void write_f32(const RowSource& row, int64_t block, int64_t r, std::byte* out) {
 using WriteBlock = void (*)(const RowSource&, int64_t block, int64_t r, std::byte* out);
 constexpr WriteBlock kWriteBlock[] = {write_w4, write_w8, write_f16, write_f32};
 
+bool has_exponent(WeightFormat format) {
+  return format == WeightFormat::kW4 || format == WeightFormat::kW8;
+}
+
+int64_t blocks_bytes(WeightFormat format, int64_t rows, int64_t cols) {
+  return (rows + kGroup - 1) / kGroup * (cols / 32) * block_bytes(format);
+}
+
+float half_in(const std::byte* p, int64_t index) {
+  uint16_t value;
+  std::memcpy(&value, p + 2 * index, 2);
+  return half_to_float(value);
+}
+
+uint32_t magnitude_bits(float x) { return std::bit_cast<uint32_t>(x) & 0x7fffffffu; }
+
+// Bits of the largest |value| that any quantised values could give a block.
+uint32_t largest_bits(WeightFormat format, const std::byte* block) {
+  uint32_t largest = 0;
+  for (int64_t r = 0; r < kGroup; ++r) {
+    if (format == WeightFormat::kW4) {
+      const float m = half_in(block + 256, kGroup + r);
+      const float top = 15.0f * half_in(block + 256, r) + m;
+      largest = std::max({largest, magnitude_bits(m), magnitude_bits(top)});
+    } else {
+      largest = std::max(largest, magnitude_bits(128.0f * half_in(block + 512, r)));
+    }
+  }
+  return largest;
+}
+
+// See PackedMatrix.
+int32_t exponent_of(uint32_t bits) {
+  constexpr float kLimit = 1.98f;
+  if (bits >= 0x7f800000u) return kNotFinite;
+  if (bits == 0) return 0;
+  int exponent = 0;
+  const float fraction = 2.0f * std::frexp(std::bit_cast<float>(bits), &exponent);  // in [1, 2)
+  return fraction < kLimit ? 1 - exponent : -exponent;
+}
+
+void raise_to(std::atomic<uint32_t>& largest, uint32_t bits) {
+  uint32_t known = largest.load();
+  while (bits > known && !largest.compare_exchange_weak(known, bits)) {
+  }
+}
+
 // Padding rows keep the zeros that fresh pages have.
 void pack_group(const PackJob& job, int64_t group) {
   const WriteBlock write = kWriteBlock[static_cast<int>(job.format)];
@@ -95,11 +134,14 @@ void pack_group(const PackJob& job, int64_t group) {
   RowSource rows[kGroup];
   for (int64_t r = 0; r < kGroup; ++r) rows[r] = find_row(job, group * kGroup + r);
   std::byte* out = job.out + group * job.num_blocks * bytes;
+  uint32_t largest = 0;
   for (int64_t block = 0; block < job.num_blocks; ++block, out += bytes) {
     for (int64_t r = 0; r < kGroup; ++r) {
       if (rows[r].data != nullptr) write(rows[r], block, r, out);
     }
+    if (has_exponent(job.format)) largest = std::max(largest, largest_bits(job.format, out));
   }
+  raise_to(*job.largest, largest);
 }
 
 void pack_groups(void* context, Worker& worker) {
@@ -161,23 +203,18 @@ float packed_value(const PackedMatrix& matrix, int64_t row, int64_t k) {
   const int64_t i = k % 32;
   const std::byte* p = matrix.data + (row / kGroup * (matrix.cols / 32) + k / 32) *
                                          block_bytes(matrix.format);
-  const auto half_at = [p](int64_t offset, int64_t index) {
-    uint16_t value;
-    std::memcpy(&value, p + offset + 2 * index, 2);
-    return half_to_float(value);
-  };
   switch (matrix.format) {
     case WeightFormat::kW4: {
       const int byte = std::to_integer<int>(p[64 * (i % 16 / 4) + 4 * r + i % 4]);
       const int q = i < 16 ? byte & 15 : byte >> 4;
-      return half_at(256, r) * static_cast<float>(q) + half_at(288, r);
+      return half_in(p + 256, r) * static_cast<float>(q) + half_in(p + 288, r);
     }
     case WeightFormat::kW8: {
       const auto q = static_cast<int8_t>(p[32 * (i / 2) + 2 * r + i % 2]);
-      return half_at(512, r) * static_cast<float>(q);
+      return half_in(p + 512, r) * static_cast<float>(q);
     }
     case WeightFormat::kF16:
-      return half_at(0, 16 * i + r);
+      return half_in(p, 16 * i + r);
     case WeightFormat::kF32: {
       float value;
       std::memcpy(&value, p + 4 * (16 * i + r), 4);
@@ -189,8 +226,32 @@ float packed_value(const PackedMatrix& matrix, int64_t row, int64_t k) {
 
 }  // namespace
 
+int64_t block_bytes(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kW4:
+      return 320;
+    case WeightFormat::kW8:
+      return 544;
+    case WeightFormat::kF16:
+      return 1024;
+    case WeightFormat::kF32:
+      return 2048;
+  }
+  throw std::invalid_argument("unknown weight format");
+}
+
 int64_t packed_bytes(WeightFormat format, int64_t rows, int64_t cols) {
-  return (rows + kGroup - 1) / kGroup * (cols / 32) * block_bytes(format);
+  return blocks_bytes(format, rows, cols) + (has_exponent(format) ? kExponentBytes : 0);
+}
+
+int32_t packed_exponent(WeightFormat format, int64_t rows, int64_t cols, const std::byte* data) {
+  if (!has_exponent(format)) return 0;
+  int32_t exponent;
+  std::memcpy(&exponent, data + blocks_bytes(format, rows, cols), sizeof exponent);
+  if (exponent != kNotFinite && std::abs(exponent) > 64) {
+    throw std::invalid_argument("blocks: their exponent is " + std::to_string(exponent));
+  }
+  return exponent;
 }
 
 size_t LinearWeight::num_bytes() const {
@@ -210,8 +271,14 @@ LinearWeight pack_linear(const std::vector<RawMatrix>& parts, Arena& arena, int 
     const auto bytes = static_cast<size_t>(packed_bytes(job.format, job.rows, weight.cols));
     weight.memory.push_back(arena.allocate(bytes));
     job.out = weight.memory.back().get();
+    std::atomic<uint32_t> largest = 0;
+    job.largest = &largest;
     run_parallel(num_threads, pack_groups, &job);
-    weight.segments.push_back({job.format, job.rows, weight.cols, job.out});
+    const int32_t exponent = exponent_of(largest);
+    if (has_exponent(job.format)) {
+      std::memcpy(job.out + bytes - kExponentBytes, &exponent, sizeof exponent);
+    }
+    weight.segments.push_back({job.format, job.rows, weight.cols, job.out, exponent});
     weight.rows += job.rows;
   }
   return weight;

@@ -25,13 +25,19 @@ struct LinearWeight {
   std::vector<PackedMatrix> segments;
   std::vector<std::shared_ptr<std::byte>> memory;  // of the segments
   std::vector<float> bias;                         // [rows] or empty
-  bool is_wide = false;                            // see LinearArgs
+  Activations activations = Activations::kInt8;
 
   size_t num_bytes() const;
 };
 
-// Bytes of `rows` padded to whole groups of 16, in `format`.
+// Bytes of 16 rows x 32 columns.
+int64_t block_bytes(WeightFormat format);
+
+// Bytes of `rows` padded to whole groups of 16, in `format`, with the exponent that follows them.
 int64_t packed_bytes(WeightFormat format, int64_t rows, int64_t cols);
+
+// Reads PackedMatrix::exponent of packed blocks; throws std::invalid_argument if it is impossible.
+int32_t packed_exponent(WeightFormat format, int64_t rows, int64_t cols, const std::byte* data);
 
 // Throws std::invalid_argument if a type is unknown or the sizes contradict each other.
 LinearWeight pack_linear(const std::vector<RawMatrix>& parts, Arena& arena, int num_threads);

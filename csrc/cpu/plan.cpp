@@ -159,7 +159,7 @@ void Plan::add_linear(int x, const LinearWeight& weight, int out, const RmsNorm*
                  .out = data(out),
                  .out_stride = weight.rows,
                  .panels = nullptr,
-                 .is_wide = weight.is_wide});
+                 .activations = weight.activations});
 }
 
 // The table of the step's cos and sin, once before the first op that reads it.

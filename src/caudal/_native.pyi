@@ -36,8 +36,8 @@ class LinearWeight:
     def nbytes(self) -> int:
         """Bytes of the packed blocks, padding included."""
     @property
-    def is_wide(self) -> bool:
-        """Whether w4 segments multiply 12-bit instead of 8-bit activations."""
+    def activations(self) -> str:
+        """What w4 and w8 segments multiply: int8, int12 or bf16."""
     @property
     def formats(self) -> list[str]:
         """w4, w8, f16 or f32 of each segment; neighbours of one format are merged."""
@@ -58,6 +58,9 @@ class Runtime:
     @property
     def has_tiles(self) -> bool:
         """The kernels read the tiled KV formats."""
+    @property
+    def has_bf16(self) -> bool:
+        """The kernels multiply bf16 activations."""
 
     @property
     def num_threads(self) -> int: ...
@@ -66,14 +69,19 @@ class Runtime:
         parts: Sequence[tuple[int, int, int, _U8]],
         bias: _F32 | None = None,
         is_sensitive: bool = False,
+        activations: str | None = None,
     ) -> LinearWeight:
-        """Pack matrices given as (ggml type, rows, cols, raw blocks [bytes]); bias: [rows]."""
+        """Pack matrices given as (ggml type, rows, cols, raw blocks [bytes]); bias: [rows].
+
+        activations: int8, int12, bf16 or None for the kernels' own choice.
+        """
     def adopt_linear(
         self,
         segments: Sequence[tuple[str, int, _U8]],
         cols: int,
         bias: _F32 | None = None,
         is_sensitive: bool = False,
+        activations: str | None = None,
     ) -> LinearWeight:
         """A weight over segments packed before, aligned to 64 bytes; keeps their memory alive."""
     def sample(self, logits: _F32, params: SamplingArrays) -> _Sampled:

@@ -33,6 +33,15 @@ class KVCacheDType(StrEnum):
     INT16 = "int16"
 
 
+class ActivationDType(StrEnum):
+    """How the inputs of quantised matrices are rounded."""
+
+    AUTO = "auto"
+    INT8 = "int8"
+    INT12 = "int12"
+    BF16 = "bf16"
+
+
 class Batching(StrEnum):
     """How requests share the machine."""
 
@@ -121,8 +130,12 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class WeightsConfig:
-    """Where packed weights are kept between starts."""
+    """How weights are multiplied, and where packed ones are kept between starts."""
 
+    activation_dtype: ActivationDType = ActivationDType.AUTO
+    """Rounding of the inputs of quantised matrices: bf16 (CPUs with AMX only; the fastest for more
+    than four tokens at a time), int12 (the fastest for one), int8 (12 bits where it matters most),
+    or auto: bf16 where the CPU has AMX, else int12 with AVX-512 and int8 without."""
     packed_cache: bool = True
     """Keep the packed weights in a file: later starts map it, several processes share it."""
     packed_cache_dir: Path | None = None

@@ -22,6 +22,7 @@ from caudal.cli.flags import (
 )
 from caudal.cli.units import choice, count, number, parse_bytes
 from caudal.config import (
+    ActivationDType,
     Batching,
     CacheConfig,
     KVCacheDType,
@@ -68,6 +69,7 @@ GIVEN: dict[str, tuple[Any, type, str, Any]] = {
     "--max-num-seqs": ("8", SchedulerConfig, "max_num_seqs", 8),
     "--max-num-batched-tokens": ("384", SchedulerConfig, "max_num_batched_tokens", 384),
     "--kv-cache-dtype": ("int8", CacheConfig, "kv_cache_dtype", KVCacheDType.INT8),
+    "--activation-dtype": ("bf16", WeightsConfig, "activation_dtype", ActivationDType.BF16),
     "--kv-cache-memory": ("2GiB", CacheConfig, "kv_cache_memory_bytes", 2 << 30),
     "--block-size": ("16", CacheConfig, "block_size", 16),
     "--enable-prefix-caching": (False, CacheConfig, "enable_prefix_caching", False),

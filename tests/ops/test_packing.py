@@ -79,7 +79,7 @@ def test_packing_is_the_same_on_any_number_of_threads() -> None:
 
 
 def test_padding_rows_are_accounted_for() -> None:
-    assert pack(random_blocks(GGMLType.Q4_1, 17, 64)).nbytes == 2 * 2 * 320
+    assert pack(random_blocks(GGMLType.Q4_1, 17, 64)).nbytes == 2 * 2 * 320 + 64
     assert pack(random_blocks(GGMLType.Q8_0, 16, 64)).nbytes == 2 * 544
 
 
@@ -139,8 +139,14 @@ def test_adopted_segments_are_the_weight_they_came_from_and_outlive_their_owner(
     del segments, packed
     assert (adopted.rows, adopted.cols, adopted.formats) == (99, 256, ["w4", "w8", "f16"])
     assert adopted.has_bias
-    assert adopted.is_wide
+    assert adopted.activations == "int12"
     np.testing.assert_array_equal(adopted.unpack(), values)
+
+
+def with_exponent(blocks: np.ndarray, exponent: int) -> np.ndarray:
+    copy = aligned(blocks)
+    copy[-64:-60] = np.array([exponent], np.int32).view(np.uint8)
+    return copy
 
 
 def test_segments_that_do_not_fit_are_refused_before_a_kernel_reads_them() -> None:
@@ -155,6 +161,7 @@ def test_segments_that_do_not_fit_are_refused_before_a_kernel_reads_them() -> No
         ([(name, 0, good)], 64, "rows"),
         ([(name, rows, good[:-1])], 64, "size does not fit"),
         ([(name, rows, aligned(blocks, 8))], 64, "aligned"),
+        ([(name, rows, with_exponent(blocks, 65))], 64, "exponent is 65"),
     ):
         with pytest.raises(ValueError, match=message):
             RUNTIME.adopt_linear(segments, cols)

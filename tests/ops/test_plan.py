@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from caudal import _native
-from caudal.config import KVCacheDType
+from caudal.config import ActivationDType, KVCacheDType
 from caudal.ops import create_backend
 from caudal.ops.cpu import CpuBackend, CpuPlan
 from caudal.ops.interface import Ops, RopeSpec, Tensor
@@ -37,10 +37,16 @@ ISAS = _native.isa_names()
 TWO = [Chunk(random_ids(37), [3, 1, 7]), Chunk(random_ids(20, seed=1), [5, 2])]
 
 
-def cpu(num_threads: int = 2, isa: str | None = None) -> CpuBackend:
+def cpu(
+    num_threads: int = 2,
+    isa: str | None = None,
+    activations: ActivationDType = ActivationDType.AUTO,
+) -> CpuBackend:
     if isa is not None and isa not in _native.available_isas():
         pytest.skip(f"this CPU cannot run {isa}")
-    backend = create_backend("cpu", num_threads, isa)
+    if activations is ActivationDType.BF16 and not _native.Runtime(isa or "", 1).has_bf16:
+        pytest.skip(f"{isa} does not multiply bf16")
+    backend = create_backend("cpu", num_threads, isa, activations=activations)
     assert isinstance(backend, CpuBackend)
     return backend
 
@@ -73,9 +79,12 @@ def test_logits_match_the_oracle(isa: str, variant: str, asked: KVCacheDType) ->
     plan, _ = compile_plan(Model(backend, **VARIANTS[variant]), dtype=dtype)
     oracle = ReferenceBackend(dequantize, quantizes_activations=True, isa=isa)
     reference, _ = compile_plan(Model(oracle, **VARIANTS[variant]), dtype=dtype)
-    # Additions in another order move a few activations across a rounding boundary. With an integer
-    # cache the kernels also round the query and the weights of the values.
+    # Additions in another order move a few activations across a rounding boundary, which are
+    # further apart for bf16. With an integer cache the kernels also round the query and the
+    # weights of the values.
     limit = 1e-2 if dtype is KVCacheDType.F16 else 2e-2
+    if isa == "amx":
+        limit *= 2
     assert relative_error(run(plan, *TWO), run(reference, *TWO)) < limit
     following = [Chunk([*s.ids, 7], s.blocks, start=len(s.ids)) for s in TWO]
     assert relative_error(run(plan, *following), run(reference, *following)) < limit
@@ -99,14 +108,18 @@ def test_rotary_variants_match_the_oracle(interleaved: bool, rope_dim: int) -> N
 
 
 @pytest.mark.parametrize("asked", KVCacheDType)
+@pytest.mark.parametrize("activations", [ActivationDType.INT12, ActivationDType.BF16])
 @pytest.mark.parametrize("isa", ISAS)
-def test_logits_are_bit_equal_on_every_isa_and_thread_count(isa: str, asked: KVCacheDType) -> None:
-    dtype = supported(cpu(isa=isa), asked)
+def test_logits_are_bit_equal_on_every_isa_and_thread_count(
+    isa: str, activations: ActivationDType, asked: KVCacheDType
+) -> None:
+    dtype = supported(cpu(isa=isa, activations=activations), asked)
     # A tile unit has an arithmetic of its own for int8; compared in test_attention.py.
     reference_isa = isa if dtype is KVCacheDType.INT8 and isa == "amx" else "ref"
-    expected = run(compile_plan(Model(cpu(1, reference_isa)), dtype=dtype)[0], *TWO)
+    model = Model(cpu(1, reference_isa, activations))
+    expected = run(compile_plan(model, dtype=dtype)[0], *TWO)
     for num_threads in (1, 2, 3):
-        plan, _ = compile_plan(Model(cpu(num_threads, isa)), dtype=dtype)
+        plan, _ = compile_plan(Model(cpu(num_threads, isa, activations)), dtype=dtype)
         np.testing.assert_array_equal(run(plan, *TWO), expected)
 
 

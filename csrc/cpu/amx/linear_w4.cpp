@@ -20,7 +20,7 @@ constexpr int kBytes = static_cast<int>(kWeightBytes[static_cast<int>(WeightForm
 constexpr int kSlotValues = kMaxTileTokens * kRowsPerGroup;
 constexpr int kChunk = 6;  // blocks unpacked at a time
 constexpr int kDotBytes = kChunk * kSlotValues * static_cast<int>(sizeof(int32_t));
-constexpr int kSumBytes = kTilesPerTask * kSlotValues * static_cast<int>(sizeof(float));
+constexpr int kSumBytes = kMaxTilesPerTask * kSlotValues * static_cast<int>(sizeof(float));
 constexpr int kHalfBytes = kRowsPerGroup * kBlockCols;  // a block's weights, once
 
 // Bytes of a token's values of a block, and of the unpacked weights of a block.
@@ -172,13 +172,7 @@ constexpr RunChunk kRunChunk[kMaxTileTokens] = {
     run_chunk<13, kWide>, run_chunk<14, kWide>, run_chunk<15, kWide>, run_chunk<16, kWide>,
 };
 
-}  // namespace
-
-int64_t w4_workspace_bytes() {
-  return kDotBytes + kSumBytes + kChunk * kUnpackedBytes<true>;
-}
-
-namespace {
+static_assert(kDotBytes + kSumBytes + kChunk * kUnpackedBytes<true> <= kMinWorkspaceBytes);
 
 template <bool kWide>
 void run_tiles(const TileArgs* tiles, int num_tiles, int max_tokens, std::byte* workspace) {
@@ -208,7 +202,7 @@ void run_w4(const TileArgs* tiles, int num_tiles, std::byte* workspace) {
   for (int i = 0; i < num_tiles; ++i) {
     max_tokens = tiles[i].num_tokens > max_tokens ? tiles[i].num_tokens : max_tokens;
   }
-  (tiles[0].is_wide ? run_tiles<true> : run_tiles<false>)(tiles, num_tiles, max_tokens, workspace);
+  (tiles[0].activations == Activations::kInt12 ? run_tiles<true> : run_tiles<false>)(tiles, num_tiles, max_tokens, workspace);
 }
 
 }  // namespace caudal::amx

@@ -6,8 +6,10 @@ namespace caudal::amx {
 const KernelTable kTable = {
     .name = "amx",
     .score = score_amx,
-    .has_cheap_wide = true,
     .has_tiles = true,
+    .has_bf16 = true,
+    .activations = Activations::kBf16,
+    .sensitive_activations = Activations::kBf16,
     .embed = avx512vnni::embed,
     .rms_norm = avx512vnni::rms_norm,
     .silu_mul = avx512vnni::silu_mul,

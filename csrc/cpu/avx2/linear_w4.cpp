@@ -199,7 +199,7 @@ void run_tile_w4(const TileArgs& args) {
 }  // namespace
 
 void tile_w4(const TileArgs& args) {
-  (args.is_wide ? run_tile_w4<true> : run_tile_w4<false>)(args);
+  (args.activations == Activations::kInt12 ? run_tile_w4<true> : run_tile_w4<false>)(args);
 }
 
 }  // namespace caudal::avx2

@@ -6,8 +6,10 @@ namespace caudal::avx2 {
 const KernelTable kTable = {
     .name = "avx2",
     .score = score_avx2,
-    .has_cheap_wide = false,
     .has_tiles = false,
+    .has_bf16 = false,
+    .activations = Activations::kInt8,
+    .sensitive_activations = Activations::kInt12,
     .embed = embed,
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,

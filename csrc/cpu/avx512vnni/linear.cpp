@@ -20,6 +20,8 @@ void run_tile(WeightFormat format, const TileArgs& args) {
 namespace {
 
 struct Isa {
+  static constexpr int64_t kTilesPerTask = 8;
+  static constexpr int64_t kGroupsAtOnce = 1;
   static constexpr int kTileTokens = 16;
 
   static void quantize(const LinearArgs& args, const PanelSet& panels, int64_t token,
@@ -28,7 +30,7 @@ struct Isa {
   }
 
   static void run_task(WeightFormat format, const TileArgs* tiles, int num_tiles,
-                       const Workspace&) {
+                       std::byte*) {
     for (int i = 0; i < num_tiles; ++i) run_tile(format, tiles[i]);
   }
 };

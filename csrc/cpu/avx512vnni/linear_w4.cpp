@@ -82,7 +82,7 @@ constexpr RunGroups kRunGroups[kMaxTileTokens] = {
 }  // namespace
 
 void tile_w4(const TileArgs& args) {
-  if (args.is_wide) return tile_w4_wide(args);
+  if (args.activations == Activations::kInt12) return tile_w4_wide(args);
   kRunGroups[args.num_tokens - 1](args);
 }
 

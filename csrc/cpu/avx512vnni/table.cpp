@@ -6,8 +6,10 @@ namespace caudal::avx512vnni {
 const KernelTable kTable = {
     .name = "avx512vnni",
     .score = score_avx512vnni,
-    .has_cheap_wide = true,
     .has_tiles = false,
+    .has_bf16 = false,
+    .activations = Activations::kInt12,
+    .sensitive_activations = Activations::kInt12,
     .embed = embed,
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,

@@ -32,14 +32,48 @@ uint32_t max_magnitude(const float* x) {
   return max_bits;
 }
 
+// To nearest even; denormals to 0, NaN stays.
+float round_to_bf16(float x) {
+  uint32_t bits = __builtin_bit_cast(uint32_t, x);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return x;
+  if (magnitude < 0x00800000u) return __builtin_bit_cast(float, bits & 0x80000000u);
+  bits += 0x7fffu + ((bits >> 16) & 1u);
+  return __builtin_bit_cast(float, bits & 0xffff0000u);
+}
+
+// To nearest even, from the exact value: the float between is rounded to odd.
+uint16_t double_to_half(double x) {
+  const auto nearest = static_cast<float>(x);
+  uint32_t bits = __builtin_bit_cast(uint32_t, nearest);
+  const double back = nearest;
+  if (back != x && back == back) {
+    if (__builtin_fabs(back) > __builtin_fabs(x)) --bits;  // towards zero
+    bits |= 1;
+  }
+  return float_to_half(__builtin_bit_cast(float, bits));
+}
+
+double power_of_two(int exponent) {
+  return __builtin_bit_cast(double, static_cast<uint64_t>(1023 + exponent) << 52);
+}
+
+// The bf16 weight of a value that is scaled already, see numerics.h.
+float bf16_weight(double value) {
+  const auto half = static_cast<int16_t>(double_to_half(value));
+  const int bits = (((half + 4) >> 3) & kBf16Mask) | kBf16Exponent;
+  return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
+}
+
 int32_t quantise(float x, float inverse) {
   const float q = F32x1::round({x * inverse}).v;
   return q == q ? static_cast<int32_t>(q) : 0;
 }
 
-void make_panel(Panel& panel, bool is_wide) {
+void make_panel(Panel& panel, Activations activations) {
   const uint32_t max_bits = max_magnitude(panel.x);
-  const QuantScale scale4 = quant_scale(max_bits, is_wide ? kQuantMax12 : kQuantMax8);
+  const QuantScale scale4 = 
+      quant_scale(max_bits, activations == Activations::kInt12 ? kQuantMax12 : kQuantMax8);
   const QuantScale scale13 = quant_scale(max_bits, kQuantMax13);
   int32_t sum = 0;
   for (int k = 0; k < 32; ++k) {
@@ -66,7 +100,7 @@ void make_panels(const LinearArgs& args, int64_t token, int64_t cols, Panel* pan
       }
       panels[block].x[i] = value;
     }
-    make_panel(panels[block], args.is_wide);
+    make_panel(panels[block], args.activations);
   }
 }
 
@@ -100,6 +134,44 @@ float dot_w8(const std::byte* group, int row, const Panel* panels, int64_t num_b
   return acc;
 }
 
+// Columns of a pair, see numerics.h.
+int first_column(WeightFormat format, int pair) {
+  if (format == WeightFormat::kW8) return 2 * pair;
+  return 4 * (pair / 4) + pair % 4 / 2 + 16 * (pair % 2);
+}
+
+// The scaled value of row `row` and column `k` of a block.
+double scaled_value(WeightFormat format, const std::byte* block, int row, int k, double factor) {
+  const auto scaled = [&](int64_t offset) {
+    const float half = load_half(block + offset, row);
+    return static_cast<double>(half_to_float(double_to_half(half * factor)));
+  };
+  if (format == WeightFormat::kW8) {
+    const auto q = static_cast<int8_t>(block[32 * (k / 2) + 2 * row + k % 2]);
+    return q * scaled(512);
+  }
+  const auto byte = static_cast<uint8_t>(block[64 * (k % 16 / 4) + 4 * row + k % 4]);
+  return (k < 16 ? byte & 15 : byte >> 4) * scaled(256) + scaled(288);
+}
+
+float dot_bf16(const PackedMatrix& matrix, const std::byte* group, int row, const Panel* panels) {
+  const bool is_w4 = matrix.format == WeightFormat::kW4;
+  const double factor = power_of_two(matrix.exponent == kNotFinite ? 0 : matrix.exponent);
+  float acc = 0.0f;
+  for (int64_t b = 0; b < matrix.cols / 32; ++b, group += is_w4 ? kW4Bytes : kW8Bytes) {
+    float sums[2] = {};
+    for (int pair = 0; pair < 16; ++pair) {
+      for (int i = 0; i < 2; ++i) {
+        const int k = first_column(matrix.format, pair) + i * (is_w4 ? 2 : 1);
+        const float weight = bf16_weight(scaled_value(matrix.format, group, row, k, factor));
+        sums[i] = __builtin_fmaf(round_to_bf16(panels[b].x[k]), weight, sums[i]);
+      }
+    }
+    acc += sums[0] + sums[1];
+  }
+  return acc * bf16_factor(matrix.exponent);
+}
+
 float dot_float(const std::byte* group, int row, const Panel* panels, int64_t num_blocks,
                 bool is_half) {
   float acc = 0.0f;
@@ -127,10 +199,15 @@ int64_t group_bytes(const PackedMatrix& matrix) {
   return 0;
 }
 
-float dot(const PackedMatrix& matrix, int64_t row, const Panel* panels) {
+float dot(const PackedMatrix& matrix, int64_t row, const Panel* panels, Activations activations) {
   const std::byte* group = matrix.data + row / 16 * group_bytes(matrix);
   const int lane = static_cast<int>(row % 16);
   const int64_t num_blocks = matrix.cols / 32;
+  const bool is_quantised =
+      matrix.format == WeightFormat::kW4 || matrix.format == WeightFormat::kW8;
+  if (is_quantised && activations == Activations::kBf16) {
+    return dot_bf16(matrix, group, lane, panels);
+  }
   switch (matrix.format) {
     case WeightFormat::kW4:
       return dot_w4(group, lane, panels, num_blocks);
@@ -150,7 +227,7 @@ void finish_row_group(const LinearArgs& args, const PackedMatrix& matrix, int64_
   for (int64_t token = 0; token < args.num_tokens; ++token) {
     for (int64_t row = group * 16; row < row_end; ++row) {
       const int64_t column = first_column + row;
-      float value = dot(matrix, row, panels + token * num_blocks);
+      float value = dot(matrix, row, panels + token * num_blocks, args.activations);
       if (args.bias != nullptr) value += args.bias[column];
       if (args.residual != nullptr) value += args.residual[token * args.out_stride + column];
       args.out[token * args.out_stride + column] = value;

@@ -6,8 +6,10 @@ namespace caudal::ref {
 const KernelTable kTable = {
     .name = "ref",
     .score = score_ref,
-    .has_cheap_wide = false,
     .has_tiles = true,
+    .has_bf16 = true,
+    .activations = Activations::kInt8,
+    .sensitive_activations = Activations::kInt12,
     .embed = embed,
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,

@@ -25,6 +25,7 @@ from caudal.config import (
     PROFILES,
     REASONING_PARSERS,
     TOOL_CALL_PARSERS,
+    ActivationDType,
     Batching,
     CacheConfig,
     EngineConfig,
@@ -73,6 +74,13 @@ MODEL_FLAGS = (
     Flag("--block-size", CacheConfig, "block_size", count(BLOCK_SIZE, BLOCK_SIZE), "N"),
     Flag("--enable-prefix-caching", CacheConfig, "enable_prefix_caching", None),
     Flag("--threads", ParallelConfig, "num_threads", count(1, 1024), "N"),
+    Flag(
+        "--activation-dtype",
+        WeightsConfig,
+        "activation_dtype",
+        choice({str(dtype): dtype for dtype in ActivationDType}),
+        "TYPE",
+    ),
     Flag("--packed-cache", WeightsConfig, "packed_cache", None),
     Flag("--packed-cache-dir", WeightsConfig, "packed_cache_dir", directory, "DIR"),
 )

@@ -76,7 +76,7 @@ class UniProcExecutor:
                     model_config.context_length,
                     memory.max_model_len,
                 )
-            backend = create_backend(num_threads=config.parallel.num_threads, isa=forced_isa())
+            backend = _create_backend(config)
             packed = _open_packed(config.weights, gguf, backend)
             loader = WeightLoader(
                 gguf.tensors,
@@ -149,6 +149,14 @@ class UniProcExecutor:
         if errors:
             raise ArithmeticError(f"the first step failed: {errors['warm-up']}")
         self.execute(SchedulerOutput(step_id=0, finished_request_ids=["warm-up"]))
+
+
+def _create_backend(config: EngineConfig) -> Backend:
+    return create_backend(
+        num_threads=config.parallel.num_threads,
+        isa=forced_isa(),
+        activations=config.weights.activation_dtype,
+    )
 
 
 def _open_packed(config: WeightsConfig, gguf: GGUFFile, backend: Backend) -> PackedWeights | None:

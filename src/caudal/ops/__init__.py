@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from caudal.config import ActivationDType
 from caudal.errors import ConfigError
 from caudal.ops.interface import Backend, RawMatrix
 from caudal.ops.threads import default_num_threads
@@ -19,19 +20,21 @@ def create_backend(
     num_threads: int | None = None,
     isa: str | None = None,
     *,
+    activations: ActivationDType = ActivationDType.AUTO,
     dequantize: Callable[[RawMatrix], NDArray[np.float32]] | None = None,
 ) -> Backend:
     """The backend `name`: cpu (native kernels) or reference (NumPy, the oracle of tests).
 
     num_threads: None for `default_num_threads()`. isa: a kernel set by name, None for the best
-    that this CPU runs. dequantize: reference only, see `ReferenceBackend`.
+    that this CPU runs. activations: cpu only. dequantize: reference only, see `ReferenceBackend`.
     Raises ConfigError for an unknown backend, an instruction set that is unknown or that this CPU
-    lacks, or a number of threads out of range.
+    lacks, activations that it cannot multiply, or a number of threads out of range.
     """
     if name == "cpu":
         from caudal.ops.cpu import CpuBackend
 
-        return CpuBackend(default_num_threads() if num_threads is None else num_threads, isa)
+        threads = default_num_threads() if num_threads is None else num_threads
+        return CpuBackend(threads, isa, activations)
     if name == "reference":
         from caudal.ops.reference import ReferenceBackend
 

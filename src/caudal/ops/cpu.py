@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caudal import _native
-from caudal.config import KVCacheDType
+from caudal.config import ActivationDType, KVCacheDType
 from caudal.errors import ConfigError
 from caudal.ops.cpu_recorder import CpuOps
 from caudal.ops.interface import (
@@ -63,12 +63,24 @@ class CpuPlan:
 class CpuBackend:
     """Owns the choice of kernels and the number of threads; weights are packed into its memory."""
 
-    def __init__(self, num_threads: int, isa: str | None = None) -> None:
-        """Raises ConfigError if `isa` cannot run here or `num_threads` is out of range."""
+    def __init__(
+        self,
+        num_threads: int,
+        isa: str | None = None,
+        activations: ActivationDType = ActivationDType.AUTO,
+    ) -> None:
+        """activations: AUTO for the kernels' own choice.
+
+        Raises ConfigError if `isa` cannot run here or multiply `activations`, or if `num_threads`
+        is out of range.
+        """
         try:
             self._runtime = _native.Runtime(isa or "", num_threads)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        if activations is ActivationDType.BF16 and not self._runtime.has_bf16:
+            raise ConfigError(f"activation dtype bf16: the {self.isa} kernels do not have it")
+        self._activations = activations
         logger.info("kernels: %s, %d threads", self.isa, self.num_threads)
         if self.isa == "ref":
             logger.warning("the portable kernels are in use: correct, but many times slower")
@@ -102,7 +114,17 @@ class CpuBackend:
             matrices.append((int(part.ggml_type), rows, cols, data))
         if bias is not None:
             bias = np.ascontiguousarray(bias, dtype=np.float32)
-        return self._runtime.pack_linear(matrices, bias, is_sensitive)
+        return self._runtime.pack_linear(
+            matrices, bias, is_sensitive, self._activations_of(is_sensitive)
+        )
+
+    def _activations_of(self, is_sensitive: bool) -> str | None:
+        """The kernels' name; None for their own choice."""
+        if self._activations is ActivationDType.AUTO:
+            return None
+        if self._activations is ActivationDType.INT8 and is_sensitive:
+            return str(ActivationDType.INT12)
+        return str(self._activations)
 
     def packed_layout(self) -> str:
         """Instruction set and checksum of the native module: only it knows its layout."""
@@ -126,7 +148,9 @@ class CpuBackend:
         Raises ValueError if sizes or alignment do not fit.
         """
         packed = [(s.format, s.rows, s.blocks) for s in segments]
-        return self._runtime.adopt_linear(packed, cols, bias, is_sensitive)
+        return self._runtime.adopt_linear(
+            packed, cols, bias, is_sensitive, self._activations_of(is_sensitive)
+        )
 
     def pack_vector(self, part: RawMatrix) -> NDArray[np.float32]:
         """A norm weight or bias as float32 [size]."""

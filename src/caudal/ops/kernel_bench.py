@@ -110,8 +110,20 @@ _LINEARS = (
     _Linear("f32", 3072, 576, (1, 8, 64)),
 )
 
+_QUICK_BF16_LINEARS = (
+    _Linear("w4 bf16", 3072, 576, (1, 16, 256)),
+    _Linear("w8 bf16", 49152, 576, (1, 16)),
+)
+_BF16_LINEARS = (
+    _Linear("w4 bf16", 3072, 576, _TOKENS),
+    _Linear("w4 bf16", 3072, 576, (1,), MEMORY_POOL),
+    _Linear("w4 bf16", 576, 1536, _TOKENS),
+    _Linear("w4 bf16", 4096, 4096, _TOKENS, MEMORY_POOL),
+    _Linear("w8 bf16", 49152, 576, (1, 8, 16, 64)),
+)
+
 _FLOAT_FORMATS = ("f16", "f32")
-_BLOCK_BYTES = {"w4": 320, "w4 wide": 320, "w8": 544, "f16": 1024, "f32": 2048}
+_BLOCK_BYTES = {"w4": 320, "w8": 544, "f16": 1024, "f32": 2048}
 """Bytes of 16 rows x 32 columns."""
 
 
@@ -130,11 +142,14 @@ def measure_peaks(spec: BenchSpec) -> Peaks:
 
 def measure_kernels(spec: BenchSpec) -> Iterator[KernelTiming]:
     """Time linear, attention and sampling at the shapes of small models, one after another."""
-    for linear in _QUICK_LINEARS if spec.is_quick else _LINEARS:
+    runtime = _native.Runtime(spec.isa, spec.num_threads)
+    linears: tuple[_Linear, ...] = _QUICK_LINEARS if spec.is_quick else _LINEARS
+    if runtime.has_bf16 and runtime.isa != "ref":
+        linears += _QUICK_BF16_LINEARS if spec.is_quick else _BF16_LINEARS
+    for linear in linears:
         for num_tokens in linear.tokens:
             yield _time_linear(spec, linear, num_tokens)
-    has_tiles = _native.Runtime(spec.isa, spec.num_threads).has_tiles
-    for kv_format in ("f16", "int16_tiles", "int8_tiles") if has_tiles else ("f16", "int8"):
+    for kv_format in ("f16", "int16_tiles", "int8_tiles") if runtime.has_tiles else ("f16", "int8"):
         yield _time_attention(spec, kv_format, num_seqs=32, num_queries=1, context=1024)
         yield _time_attention(spec, kv_format, num_seqs=1, num_queries=256, context=1024)
         if not spec.is_quick:
@@ -162,7 +177,7 @@ def _time_linear(spec: BenchSpec, linear: _Linear, num_tokens: int) -> KernelTim
         median_seconds=statistics.median(seconds),
         best_seconds=min(seconds),
         num_ops=2.0 * linear.rows * linear.cols * num_tokens,
-        num_bytes=-(-linear.rows // 16) * linear.cols / 32 * _BLOCK_BYTES[linear.format],
+        num_bytes=-(-linear.rows // 16) * linear.cols / 32 * _BLOCK_BYTES[linear.format.split()[0]],
         ops_limit="fp32_ops" if linear.format in _FLOAT_FORMATS else "int8_ops",
     )
 

@@ -87,8 +87,10 @@ class ReferenceBackend:
             [(int(part.ggml_type), rows, cols, data)], None, is_sensitive
         )
         values = self._dequantize(part) if self._dequantize else packed.unpack()
-        suffix = " wide" if packed.is_wide and packed.formats[0] == "w4" else ""
-        return packed.formats[0] + suffix, values
+        name = packed.formats[0]
+        if name in ("w4", "w8") and packed.activations == "bf16":
+            return name + " bf16", round_to_bf16(values) if self._quantizes_activations else values
+        return name + (" wide" if name == "w4" and packed.activations == "int12" else ""), values
 
     def pack_vector(self, part: RawMatrix) -> F32:
         """A norm weight or bias as float32 [size]."""
@@ -156,8 +158,7 @@ class ReferenceOps:
         """x @ weightᵀ (+ bias) (+ residual)."""
         columns = []
         for weight_format, values in weight.parts:
-            quant_max = _QUANT_MAX.get(weight_format) if self.quantizes_activations else None
-            inputs = x if quant_max is None else round_activations(x, quant_max)
+            inputs = round_inputs(x, weight_format) if self.quantizes_activations else x
             columns.append(inputs @ values.T)
         out = np.concatenate(columns, axis=1)
         if weight.bias is not None:
@@ -227,6 +228,21 @@ class ReferenceOps:
     def all_reduce(self, x: F32) -> F32:
         """Identity: one rank."""
         return x
+
+
+def round_to_bf16(x: F32) -> F32:
+    """The nearest values with eight significant bits, ties to even; any shape."""
+    bits = x.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32)
+
+
+def round_inputs(x: F32, weight_format: str) -> F32:
+    """x [tokens, features] as the kernels of that format round it."""
+    if weight_format.endswith("bf16"):
+        return round_to_bf16(np.ascontiguousarray(x))
+    quant_max = _QUANT_MAX.get(weight_format)
+    return x if quant_max is None else round_activations(x, quant_max)
 
 
 def round_activations(x: F32, quant_max: float) -> F32:

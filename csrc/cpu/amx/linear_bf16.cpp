@@ -1,0 +1,381 @@
+// w4 and w8 x bf16 on the tile unit: 16 tokens x 16 rows x 32 columns an instruction, summed over all
+// columns in the tile registers, so that a product needs no scaling of its own.
+//
+// Weights become bf16 in 16-bit arithmetic, 32 at a time: the quantised value as half, times scale
+// plus minimum, rounded to eight bits. Scaled to below 2 a half's exponent needs only a constant to
+// become that of a bf16 (see numerics.h). With one tile of tokens this conversion is most of the
+// work and the tile unit runs beside it; with more, weights are converted once for all of them.
+#include "../simd_avx512.h"
+// After the vector type:
+#include "../numerics.h"
+#include "linear_kernels.h"
+
+namespace caudal::amx {
+namespace {
+
+using avx512vnni::prefetch;
+using avx512vnni::prefetch_far;
+using avx512vnni::store_rows;
+
+constexpr int kTileBytes = 1024;  // a block of weights, or of 16 tokens, as bf16; or 16 x 16 sums
+constexpr int kChunk = 24;        // blocks converted at a time for more than four tiles of tokens
+constexpr int kManyGroups = 2;
+constexpr int kRing = 4;  // blocks under way with few tiles
+static_assert((kChunk + kMaxTilesPerTask) * kManyGroups * kTileBytes <= kMinWorkspaceBytes);
+
+// ------------------------------------------------------------------ the tile unit
+//
+// Registers 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights. In assembly, as the compiler's
+// intrinsics do not tell it that a tile load reads memory.
+
+struct TileConfig {
+  uint8_t palette;
+  uint8_t start_row;
+  uint8_t reserved[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+};
+static_assert(sizeof(TileConfig) == 64);
+
+void configure(int num_tokens) {
+  TileConfig config = {};
+  config.palette = 1;
+  for (int i = 0; i < 8; ++i) {
+    config.row_bytes[i] = 64;
+    config.rows[i] = static_cast<uint8_t>(i < 6 ? num_tokens : kRowsPerGroup);
+  }
+  asm volatile("ldtilecfg %0" : : "m"(config));
+}
+
+template <int kTile>
+inline void load(const std::byte* p) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(int64_t{64}), "i"(kTile) : "memory");
+}
+
+template <int kTile>
+inline void store(std::byte* p) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(int64_t{64}), "i"(kTile) : "memory");
+}
+
+template <int kTile>
+inline void zero() {
+  asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
+}
+
+template <int kSum, int kTokens, int kWeights>
+inline void multiply() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kTokens), "i"(kWeights));
+}
+
+// ------------------------------------------------------------------ weights to bf16
+
+inline __m512i spread(int16_t x) { return _mm512_set1_epi16(x); }
+
+// 32 halves below 2 to bf16, each of which is the half times 2^-112 * 2^112.
+inline __m512i to_bf16(__m512h halves) {
+  const __m512i rounded = _mm512_mulhrs_epi16(_mm512_castph_si512(halves), spread(1 << 12));
+  constexpr int kAndOr = 0xea;  // (a & b) | c
+  return _mm512_ternarylogic_epi32(rounded, spread(static_cast<int16_t>(kBf16Mask)),
+                                   spread(kBf16Exponent), kAndOr);
+}
+
+struct Lanes {
+  alignas(64) uint16_t of[32];
+};
+
+constexpr Lanes make_pairs(int first) {
+  Lanes lanes = {};
+  for (int i = 0; i < 32; ++i) lanes.of[i] = static_cast<uint16_t>(first + i / 2);
+  return lanes;
+}
+
+// Halves of 0 to 15, twice: an index of five bits may carry a bit of the next nibble.
+constexpr Lanes make_nibbles() {
+  constexpr uint16_t kHalves[16] = {0x0000, 0x3c00, 0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x4700,
+                                    0x4800, 0x4880, 0x4900, 0x4980, 0x4a00, 0x4a80, 0x4b00, 0x4b80};
+  Lanes lanes = {};
+  for (int i = 0; i < 32; ++i) lanes.of[i] = kHalves[i % 16];
+  return lanes;
+}
+
+constexpr Lanes kFirstPairs = make_pairs(0);
+constexpr Lanes kSecondPairs = make_pairs(16);
+constexpr Lanes kNibbles = make_nibbles();
+
+inline __m512h half_of_exponent(int32_t exponent) {
+  return _mm512_set1_ph(static_cast<_Float16>(exponent == kNotFinite ? 0 : exponent));
+}
+
+// A converter's convert(block, put) calls put(pair, values) for the 16 pairs of columns of a block;
+// `values` holds, for each of 16 rows, the pair's two.
+struct W4 {
+  static constexpr int kBytes = static_cast<int>(kWeightBytes[static_cast<int>(WeightFormat::kW4)]);
+
+  explicit W4(int32_t exponent) : exponent_(half_of_exponent(exponent)) {}
+
+  template <class Put>
+  void convert(const std::byte* block, Put put) const {
+    const __m512i scales = _mm512_loadu_si512(block + 256);
+    const __m512h d = scaled(_mm512_permutexvar_epi16(first_, scales));
+    const __m512h m = scaled(_mm512_permutexvar_epi16(second_, scales));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m512i raw = _mm512_loadu_si512(block + 64 * i);
+      put(4 * i, weight(raw, d, m));
+      put(4 * i + 1, weight(_mm512_srli_epi16(raw, 4), d, m));
+      put(4 * i + 2, weight(_mm512_srli_epi16(raw, 8), d, m));
+      put(4 * i + 3, weight(_mm512_srli_epi16(raw, 12), d, m));
+    }
+  }
+
+ private:
+  __m512h scaled(__m512i halves) const {
+    return _mm512_scalef_ph(_mm512_castsi512_ph(halves), exponent_);
+  }
+
+  __m512i weight(__m512i index, __m512h d, __m512h m) const {
+    const __m512h q = _mm512_castsi512_ph(_mm512_permutexvar_epi16(index, nibbles_));
+    return to_bf16(_mm512_fmadd_ph(q, d, m));
+  }
+
+  const __m512h exponent_;
+  const __m512i first_ = _mm512_load_si512(kFirstPairs.of);
+  const __m512i second_ = _mm512_load_si512(kSecondPairs.of);
+  const __m512i nibbles_ = _mm512_load_si512(kNibbles.of);
+};
+
+struct W8 {
+  static constexpr int kBytes = static_cast<int>(kWeightBytes[static_cast<int>(WeightFormat::kW8)]);
+
+  explicit W8(int32_t exponent) : exponent_(half_of_exponent(exponent)) {}
+
+  template <class Put>
+  void convert(const std::byte* block, Put put) const {
+    const __m256i scales = load_half_register(block + 512);
+    const __m512i spread = _mm512_permutexvar_epi16(first_, _mm512_castsi256_si512(scales));
+    const __m512h d = _mm512_scalef_ph(_mm512_castsi512_ph(spread), exponent_);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) {
+      const __m512i q = _mm512_cvtepi8_epi16(load_half_register(block + 32 * i));
+      put(i, to_bf16(_mm512_mul_ph(_mm512_cvtepi16_ph(q), d)));
+    }
+  }
+
+ private:
+  static __m256i load_half_register(const std::byte* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
+
+  const __m512h exponent_;
+  const __m512i first_ = _mm512_load_si512(kFirstPairs.of);
+};
+
+// As an operand of the tile unit.
+template <class W>
+inline void convert_tile(const W& weights, const std::byte* block, std::byte* out) {
+  weights.convert(block, [out](int pair, __m512i values) {
+    _mm512_store_si512(out + 64 * pair, values);
+  });
+}
+
+// ------------------------------------------------------------------ products
+
+// Sums of a tile, [tokens][16 rows], to the outputs of kGroups groups; those of each lie kTileBytes on.
+template <int kGroups>
+void finish(const TileArgs& tile, int64_t group, const std::byte* sums) {
+  const __m512 factor = _mm512_set1_ps(bf16_factor(tile.exponent));
+  for (int t = 0; t < tile.num_tokens; ++t) {
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; ++g) {
+      const __m512 sum = _mm512_load_ps(sums + g * kTileBytes + 64 * t);
+      store_rows(tile, group + g, t, _mm512_mul_ps(sum, factor));
+    }
+  }
+}
+
+// Calls op.operator()<i>() for i < kCount.
+template <int kCount, class Op>
+inline void for_each(Op op) {
+  op.template operator()<0>();
+  if constexpr (kCount > 1) op.template operator()<1>();
+  if constexpr (kCount > 2) op.template operator()<2>();
+  if constexpr (kCount > 3) op.template operator()<3>();
+}
+
+// kTiles tiles of tokens against kGroups groups, at most four products a block: the next block is
+// converted while the tile unit works on the one before.
+template <class W, int kTiles, int kGroups>
+void run_few(const W& weights, const TileArgs* tiles, int64_t group, std::byte* workspace) {
+  const int64_t num_blocks = tiles[0].num_blocks;
+  const std::byte* base = tiles[0].weights + group * num_blocks * W::kBytes;
+  const auto load_tokens = [&]<int kTile>(int64_t b) {
+    load<4 + kTile % 2>(tiles[kTile].panel + b * 64 * tiles[kTile].num_tokens);
+  };
+  const auto multiply_group = [&]<int kGroup>(int64_t b) {
+    load<6 + kGroup % 2>(workspace + (b % kRing * kGroups + kGroup) * kTileBytes);
+    if constexpr (kTiles > 2) {
+      for_each<kTiles>([&]<int kTile>() {
+        load_tokens.template operator()<kTile>(b);
+        multiply<kTile, 4 + kTile % 2, 6>();
+      });
+    } else {
+      for_each<kTiles>([&]<int kTile>() {
+        if constexpr (kGroup == 0) load_tokens.template operator()<kTile>(b);
+        multiply<kTile * kGroups + kGroup, 4 + kTile, 6 + kGroup % 2>();
+      });
+    }
+  };
+  for_each<kTiles * kGroups>([]<int kSum>() { zero<kSum>(); });
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    std::byte* out = workspace + b % kRing * kGroups * kTileBytes;
+    for_each<kGroups>([&]<int kGroup>() {
+      const std::byte* block = base + (kGroup * num_blocks + b) * W::kBytes;
+      // The groups after these are the next to be read.
+      prefetch_far(block + kGroups * num_blocks * W::kBytes, W::kBytes);
+      convert_tile(weights, block, out + kGroup * kTileBytes);
+      if (b > 0) multiply_group.template operator()<kGroup>(b - 1);
+    });
+  }
+  for_each<kGroups>([&]<int kGroup>() { multiply_group.template operator()<kGroup>(num_blocks - 1); });
+  for_each<kTiles * kGroups>([&]<int kSum>() { store<kSum>(workspace + kSum * kTileBytes); });
+  for (int t = 0; t < kTiles; ++t) {
+    finish<kGroups>(tiles[t], group, workspace + t * kGroups * kTileBytes);
+  }
+}
+
+// Some converted blocks of kGroups groups: those of group g start at weights + g * kChunk tiles.
+struct Chunk {
+  const std::byte* weights;
+  int64_t first;
+  int64_t count;
+};
+
+// Adds a chunk's products to the sums of one or two tiles of tokens; those of tile t and group g are
+// at sums + (t * kManyGroups + g) tiles.
+template <int kTiles, int kGroups>
+void add_chunk(const TileArgs* tiles, const Chunk& chunk, std::byte* sums) {
+  constexpr int kSecond = kManyGroups * kTileBytes;  // tile of tokens
+  if (chunk.first == 0) {
+    zero<0>();
+    zero<1>();
+    zero<2>();
+    zero<3>();
+  } else {
+    load<0>(sums);
+    if constexpr (kGroups > 1) load<1>(sums + kTileBytes);
+    if constexpr (kTiles > 1) load<2>(sums + kSecond);
+    if constexpr (kTiles > 1 && kGroups > 1) load<3>(sums + kSecond + kTileBytes);
+  }
+  const int64_t step0 = int64_t{64} * tiles[0].num_tokens;
+  const int64_t step1 = kTiles > 1 ? int64_t{64} * tiles[1].num_tokens : 0;
+  const std::byte* x0 = tiles[0].panel + chunk.first * step0;
+  const std::byte* x1 = kTiles > 1 ? tiles[1].panel + chunk.first * step1 : nullptr;
+  const std::byte* w = chunk.weights;
+  for (int64_t b = 0; b < chunk.count; ++b) {
+    load<4>(x0);
+    load<6>(w);
+    multiply<0, 4, 6>();
+    if constexpr (kGroups > 1) {
+      load<7>(w + kChunk * kTileBytes);
+      multiply<1, 4, 7>();
+    }
+    if constexpr (kTiles > 1) {
+      load<5>(x1);
+      multiply<2, 5, 6>();
+      if constexpr (kGroups > 1) multiply<3, 5, 7>();
+    }
+    x0 += step0;
+    x1 += step1;
+    w += kTileBytes;
+  }
+  store<0>(sums);
+  if constexpr (kGroups > 1) store<1>(sums + kTileBytes);
+  if constexpr (kTiles > 1) store<2>(sums + kSecond);
+  if constexpr (kTiles > 1 && kGroups > 1) store<3>(sums + kSecond + kTileBytes);
+}
+
+template <class W, int kGroups>
+void run_many(const W& weights, const TileArgs* tiles, int num_tiles, int64_t group,
+              std::byte* workspace) {
+  std::byte* converted = workspace;
+  std::byte* sums = workspace + kManyGroups * kChunk * kTileBytes;
+  const int64_t num_blocks = tiles[0].num_blocks;
+  for (int64_t first = 0; first < num_blocks; first += kChunk) {
+    const Chunk chunk = {converted, first, min_of(kChunk, num_blocks - first)};
+    for (int g = 0; g < kGroups; ++g) {
+      const std::byte* block = tiles[0].weights + ((group + g) * num_blocks + first) * W::kBytes;
+      std::byte* out = converted + g * kChunk * kTileBytes;
+      for (int64_t b = 0; b < chunk.count; ++b, block += W::kBytes, out += kTileBytes) {
+        prefetch(block + kChunk * W::kBytes, W::kBytes);
+        convert_tile(weights, block, out);
+      }
+    }
+    const bool is_last = first + chunk.count == num_blocks;
+    for (int i = 0; i < num_tiles; i += 2) {
+      std::byte* own = sums + int64_t{i} * kManyGroups * kTileBytes;
+      const int count = num_tiles - i > 1 ? 2 : 1;
+      (count > 1 ? add_chunk<2, kGroups> : add_chunk<1, kGroups>)(tiles + i, chunk, own);
+      if (!is_last) continue;
+      for (int t = 0; t < count; ++t) {
+        finish<kGroups>(tiles[i + t], group, own + t * kManyGroups * kTileBytes);
+      }
+    }
+  }
+}
+
+// All groups, kAtOnce at a time and the last ones each alone.
+template <int kAtOnce, class Some, class One>
+void for_all_groups(int64_t num_groups, Some some, One one) {
+  int64_t group = 0;
+  for (; group + kAtOnce <= num_groups; group += kAtOnce) some(group);
+  for (; group < num_groups; ++group) one(group);
+}
+
+template <class W, int kTiles>
+void run_all_few(const W& weights, const TileArgs* tiles, std::byte* workspace) {
+  constexpr int kGroups = 4 / kTiles;
+  for_all_groups<kGroups>(
+      tiles[0].num_groups,
+      [&](int64_t group) { run_few<W, kTiles, kGroups>(weights, tiles, group, workspace); },
+      [&](int64_t group) { run_few<W, kTiles, 1>(weights, tiles, group, workspace); });
+}
+
+template <class W>
+void run(const TileArgs* tiles, int num_tiles, std::byte* workspace) {
+  const W weights(tiles[0].exponent);
+  // Tiles of a linear differ by one token at most. A tile with one less than configured reads one
+  // row too many, which lies in the panels' memory, and ignores the result.
+  int max_tokens = 0;
+  for (int i = 0; i < num_tiles; ++i) {
+    max_tokens = tiles[i].num_tokens > max_tokens ? tiles[i].num_tokens : max_tokens;
+  }
+  configure(max_tokens);
+  switch (num_tiles) {
+    case 1:
+      run_all_few<W, 1>(weights, tiles, workspace);
+      break;
+    case 2:
+      run_all_few<W, 2>(weights, tiles, workspace);
+      break;
+    case 3:
+      run_all_few<W, 3>(weights, tiles, workspace);
+      break;
+    case 4:
+      run_all_few<W, 4>(weights, tiles, workspace);
+      break;
+    default:
+      for_all_groups<kManyGroups>(
+          tiles[0].num_groups,
+          [&](int64_t g) { run_many<W, kManyGroups>(weights, tiles, num_tiles, g, workspace); },
+          [&](int64_t g) { run_many<W, 1>(weights, tiles, num_tiles, g, workspace); });
+  }
+  asm volatile("tilerelease");
+}
+
+}  // namespace
+
+void run_bf16(WeightFormat format, const TileArgs* tiles, int num_tiles, std::byte* workspace) {
+  (format == WeightFormat::kW4 ? run<W4> : run<W8>)(tiles, num_tiles, workspace);
+}
+
+}  // namespace caudal::amx
