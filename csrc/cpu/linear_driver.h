@@ -128,7 +128,7 @@ SegmentTasks split_segment(const PackedMatrix& m, const Tiling& tiling, int num_
   t.groups = ceil_div(m.rows, kRowsPerGroup);
   const int64_t group_bytes = m.cols / kBlockCols * kWeightBytes[static_cast<int>(m.format)];
   const int64_t fit = max_of(1, kChunkBytes / group_bytes);
-  const int64_t fair = max_of(1, t.groups / (int64_t{4} * num_threads));
+  const int64_t fair = max_of(1, t.groups / (Isa::kTasksPerThread * num_threads));
   t.groups_per_task = min_of(fit, fair);
   if (t.groups_per_task > Isa::kGroupsAtOnce) t.groups_per_task -= t.groups_per_task % Isa::kGroupsAtOnce;
   t.row_tasks = ceil_div(t.groups, t.groups_per_task);

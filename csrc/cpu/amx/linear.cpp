@@ -8,7 +8,8 @@ namespace {
 struct Isa {
   static constexpr int kTileTokens = 16;
   static constexpr int64_t kTilesPerTask = kMaxTilesPerTask;
-  static constexpr int64_t kGroupsAtOnce = 4;
+  static constexpr int64_t kTasksPerThread = 8;
+  static constexpr int64_t kGroupsAtOnce = 2;
 
   static void quantize(const LinearArgs& args, const PanelSet& panels, int64_t token,
                        int64_t count) {

@@ -323,21 +323,18 @@ void run_many(const W& weights, const TileArgs* tiles, int num_tiles, int64_t gr
   }
 }
 
-// All groups, kAtOnce at a time and the last ones each alone.
-template <int kAtOnce, class Some, class One>
-void for_all_groups(int64_t num_groups, Some some, One one) {
-  int64_t group = 0;
-  for (; group + kAtOnce <= num_groups; group += kAtOnce) some(group);
-  for (; group < num_groups; ++group) one(group);
+// Calls op.operator()<n>(group) for all groups, n at a time: kMost, then half as many, down to one.
+template <int kMost, class Op>
+void for_all_groups(int64_t first, int64_t num_groups, Op op) {
+  for (; first + kMost <= num_groups; first += kMost) op.template operator()<kMost>(first);
+  if constexpr (kMost > 1) for_all_groups<kMost / 2>(first, num_groups, op);
 }
 
 template <class W, int kTiles>
 void run_all_few(const W& weights, const TileArgs* tiles, std::byte* workspace) {
-  constexpr int kGroups = 4 / kTiles;
-  for_all_groups<kGroups>(
-      tiles[0].num_groups,
-      [&](int64_t group) { run_few<W, kTiles, kGroups>(weights, tiles, group, workspace); },
-      [&](int64_t group) { run_few<W, kTiles, 1>(weights, tiles, group, workspace); });
+  for_all_groups<4 / kTiles>(0, tiles[0].num_groups, [&]<int kGroups>(int64_t group) {
+    run_few<W, kTiles, kGroups>(weights, tiles, group, workspace);
+  });
 }
 
 template <class W>
@@ -364,10 +361,9 @@ void run(const TileArgs* tiles, int num_tiles, std::byte* workspace) {
       run_all_few<W, 4>(weights, tiles, workspace);
       break;
     default:
-      for_all_groups<kManyGroups>(
-          tiles[0].num_groups,
-          [&](int64_t g) { run_many<W, kManyGroups>(weights, tiles, num_tiles, g, workspace); },
-          [&](int64_t g) { run_many<W, 1>(weights, tiles, num_tiles, g, workspace); });
+      for_all_groups<kManyGroups>(0, tiles[0].num_groups, [&]<int kGroups>(int64_t group) {
+        run_many<W, kGroups>(weights, tiles, num_tiles, group, workspace);
+      });
   }
   asm volatile("tilerelease");
 }

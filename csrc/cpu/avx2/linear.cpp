@@ -21,6 +21,7 @@ namespace {
 
 struct Isa {
   static constexpr int64_t kTilesPerTask = 8;
+  static constexpr int64_t kTasksPerThread = 4;
   static constexpr int64_t kGroupsAtOnce = 1;
   static constexpr int kTileTokens = 12;
 
