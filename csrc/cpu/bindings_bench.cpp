@@ -179,7 +179,8 @@ Seconds time_linear(const std::string& isa, const std::string& format_name, int6
                 .out = out.data(),
                 .out_stride = rows,
                 .panels = panels.data(),
-                .activations = activations};
+                .activations = activations,
+                .gate_rows = 0};
   }
   return time_steps(num_threads, budget, 5, [&](size_t i, Worker& worker) {
     runtime.table->linear(calls[i % copies], worker);

@@ -49,7 +49,8 @@ NumpyArray<float> linear(const std::string& isa, F32Matrix x, const LinearWeight
                         .out = out.data(),
                         .out_stride = weight.rows,
                         .panels = panels.data(),
-                        .activations = weight.activations};
+                        .activations = weight.activations,
+                        .gate_rows = 0};
   const ReleaseGil release;
   run_kernel(runtime.table->linear, args, num_threads);
   return out;

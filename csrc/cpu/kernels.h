@@ -204,6 +204,9 @@ struct LinearArgs {
   int64_t out_stride;
   std::byte* panels;  // quantised activations, shared by the team
   Activations activations;
+  // If not 0, the one segment has twice as many rows and neither bias nor residual follows: output r is
+  // silu(row r) * row (gate_rows + r). A multiple of 16. Only kernels with `has_gates` do this.
+  int64_t gate_rows;
 };
 
 struct RmsNormArgs {
@@ -236,7 +239,8 @@ struct KernelTable {
   const char* name;
   int (*score)();
   bool has_tiles;  // its attention reads the tiled KV formats
-  bool has_bf16;   // its linear multiplies bf16
+  bool has_bf16;   // its linear multiplies bf16,
+  bool has_gates;  // and then joins gates with what they open
   Activations activations;            // its best ones,
   Activations sensitive_activations;  // and for products whose rounding costs a model the most
   void (*embed)(const EmbedArgs&, Worker&);

@@ -45,6 +45,7 @@ struct TileArgs {
   int num_tokens;
   Activations activations;
   int32_t exponent;       // of the matrix
+  int64_t up_groups;      // from a group of gates to the one that they open; 0: there are no gates
   const float* bias;      // at the first row, or null
   const float* residual;  // at the first row of the first token, or null
   float* out;             // likewise
@@ -122,11 +123,14 @@ struct SegmentTasks {
 // Row chunks stay in L2 while they meet all tiles of the task, and are small enough that a thread
 // slowed by the server leaves its share to the others.
 template <class Isa>
-SegmentTasks split_segment(const PackedMatrix& m, const Tiling& tiling, int num_threads) {
+SegmentTasks split_segment(const LinearArgs& args, const PackedMatrix& m, const Tiling& tiling,
+                           int num_threads) {
   constexpr int64_t kChunkBytes = 96 * 1024;
   SegmentTasks t;
-  t.groups = ceil_div(m.rows, kRowsPerGroup);
-  const int64_t group_bytes = m.cols / kBlockCols * kWeightBytes[static_cast<int>(m.format)];
+  const bool has_gates = args.gate_rows > 0;
+  t.groups = ceil_div(has_gates ? args.gate_rows : m.rows, kRowsPerGroup);
+  const int64_t group_bytes =
+      m.cols / kBlockCols * kWeightBytes[static_cast<int>(m.format)] * (has_gates ? 2 : 1);
   const int64_t fit = max_of(1, kChunkBytes / group_bytes);
   const int64_t fair = max_of(1, t.groups / (Isa::kTasksPerThread * num_threads));
   t.groups_per_task = min_of(fit, fair);
@@ -148,6 +152,7 @@ void run_segment_task(const LinearArgs& args, const PanelSet& panels, const Pack
   const int64_t last_tile = min_of(panels.tiling.num_tiles, first_tile + tasks.tiles_per_task);
   const int64_t row = group * kRowsPerGroup;
   const int64_t offset = column + row;
+  const int64_t num_rows = args.gate_rows > 0 ? args.gate_rows : m.rows;
   TileArgs tiles[kMaxTilesPerTask];
   for (int64_t i = first_tile; i < last_tile; ++i) {
     const int64_t begin = tile_begin(panels.tiling, i);
@@ -155,7 +160,8 @@ void run_segment_task(const LinearArgs& args, const PanelSet& panels, const Pack
     tile.weights = m.data + group * panels.num_blocks * kWeightBytes[static_cast<int>(m.format)];
     tile.num_blocks = panels.num_blocks;
     tile.num_groups = min_of(tasks.groups_per_task, tasks.groups - group);
-    tile.num_rows = min_of(m.rows - row, tile.num_groups * kRowsPerGroup);
+    tile.num_rows = min_of(num_rows - row, tile.num_groups * kRowsPerGroup);
+    tile.up_groups = args.gate_rows / kRowsPerGroup;
     tile.panel = tile_panel(panels, panel_kind(m.format, args.activations), i);
     tile.activations = args.activations;
     tile.exponent = m.exponent;
@@ -174,18 +180,18 @@ void run_tiles(const LinearArgs& args, const PanelSet& panels, Worker& worker) {
   std::byte* workspace = worker.scratch + worker.scratch_bytes / 2;
   int64_t num_tasks = 0;
   for (int s = 0; s < args.num_segments; ++s) {
-    num_tasks += split_segment<Isa>(args.segments[s], panels.tiling, worker.count).count;
+    num_tasks += split_segment<Isa>(args, args.segments[s], panels.tiling, worker.count).count;
   }
   for (int64_t task = claim_task(worker, num_tasks); task >= 0;
        task = claim_task(worker, num_tasks)) {
     int64_t index = task;
     int64_t column = 0;
     const PackedMatrix* segment = args.segments;
-    SegmentTasks tasks = split_segment<Isa>(*segment, panels.tiling, worker.count);
+    SegmentTasks tasks = split_segment<Isa>(args, *segment, panels.tiling, worker.count);
     while (index >= tasks.count) {
       index -= tasks.count;
       column += segment->rows;
-      tasks = split_segment<Isa>(*++segment, panels.tiling, worker.count);
+      tasks = split_segment<Isa>(args, *++segment, panels.tiling, worker.count);
     }
     run_segment_task<Isa>(args, panels, *segment, column, tasks, index, workspace);
   }

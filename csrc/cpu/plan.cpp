@@ -99,7 +99,9 @@ const Buffer& Plan::expect(int id, int64_t features, bool is_logits) const {
   return b;
 }
 
-void Plan::add(OpKind kind, bool is_logits, Args args) { ops_.push_back({kind, is_logits, args}); }
+void Plan::add(OpKind kind, bool is_logits, Args args) {
+  ops_.push_back({.kind = kind, .is_logits = is_logits, .args = args});
+}
 
 void Plan::check_layer(int layer) const {
   require(layer >= 0 && layer < cache_->shape().num_layers, "layer is outside the KV cache");
@@ -132,6 +134,36 @@ void Plan::add_rms_norm(int x, const RmsNorm& norm, int out) {
                   .out_stride = cols});
 }
 
+// Whether the op that makes `gate_up`, the last one, can write silu(gate) * up itself.
+bool Plan::can_join_gates(const float* gate_up, int64_t gate_rows) const {
+  const auto* args = ops_.empty() ? nullptr : std::get_if<LinearArgs>(&ops_.back().args);
+  if (args == nullptr || args->out != gate_up || !runtime_->table->has_gates) return false;
+  const bool is_plain = args->num_segments == 1 && args->bias == nullptr && args->residual == nullptr;
+  const WeightFormat format = args->segments[0].format;
+  const bool is_bf16 = args->activations == Activations::kBf16 &&
+                       (format == WeightFormat::kW4 || format == WeightFormat::kW8);
+  return is_plain && is_bf16 && gate_rows % 16 == 0;
+}
+
+// With many tokens the outputs leave the caches, and writing half as much is worth more than
+// computing the gates beside the activations' rounding.
+void Plan::join_gates() {
+  constexpr int kMinTokens = 65;
+  for (Op& op : ops_) {
+    auto* args = std::get_if<LinearArgs>(&op.args);
+    if (args == nullptr) continue;
+    const bool is_joined = args->num_tokens >= kMinTokens;
+    if (op.gate_rows > 0) {
+      args->gate_rows = is_joined ? op.gate_rows : 0;
+      args->out_stride = is_joined ? op.gate_rows : 2 * op.gate_rows;
+    }
+    if (op.opened_cols > 0) {
+      args->prologue = is_joined ? Prologue::kNone : Prologue::kSiluMul;
+      args->x_stride = is_joined ? op.opened_cols : 2 * op.opened_cols;
+    }
+  }
+}
+
 void Plan::add_linear(int x, const LinearWeight& weight, int out, const RmsNorm* norm,
                       bool is_gated, int residual) {
   const Buffer& in = buffer(x);
@@ -145,6 +177,8 @@ void Plan::add_linear(int x, const LinearWeight& weight, int out, const RmsNorm*
   const Prologue prologue = norm != nullptr ? Prologue::kRmsNorm
                             : is_gated      ? Prologue::kSiluMul
                                             : Prologue::kNone;
+  const bool can_join = is_gated && can_join_gates(data(x), weight.cols);
+  if (can_join) ops_.back().gate_rows = weight.cols;
   add(OpKind::kLinear, in.is_logits,
       LinearArgs{.x = data(x),
                  .x_stride = in.features,
@@ -159,7 +193,9 @@ void Plan::add_linear(int x, const LinearWeight& weight, int out, const RmsNorm*
                  .out = data(out),
                  .out_stride = weight.rows,
                  .panels = nullptr,
-                 .activations = weight.activations});
+                 .activations = weight.activations,
+                 .gate_rows = 0});
+  if (can_join) ops_.back().opened_cols = weight.cols;
 }
 
 // The table of the step's cos and sin, once before the first op that reads it.
@@ -308,6 +344,7 @@ void Plan::run(const Batch& batch) {
   check_batch(batch);
   batch_ = batch;
   set_num_rows();
+  join_gates();
   schedule_ = make_attention_schedule(batch_, shape_.num_heads, cache_->shape().num_kv_heads,
                                       runtime_->num_threads, attention_buffers_);
   op_ticks_ = {};

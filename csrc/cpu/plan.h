@@ -91,12 +91,16 @@ class Plan {
     OpKind kind;
     bool is_logits;
     Args args;
+    int64_t gate_rows = 0;   // of a product whose outputs are gates and what they open
+    int64_t opened_cols = 0;  // of the product that reads them
   };
 
   const Buffer& buffer(int id) const;
   float* data(int id) const;
   const Buffer& expect(int id, int64_t features, bool is_logits) const;
   void add(OpKind kind, bool is_logits, Args args);
+  bool can_join_gates(const float* gate_up, int64_t gate_rows) const;
+  void join_gates();
   void check_layer(int layer) const;
   void ensure_rope_table();
   void check_batch(const Batch& batch) const;

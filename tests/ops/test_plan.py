@@ -140,6 +140,18 @@ def test_logits_are_bit_equal_alone_batched_and_chunked(isa: str) -> None:
     np.testing.assert_array_equal(np.concatenate(pieces), alone)
 
 
+@pytest.mark.parametrize("variant", ["w4", "w8"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_many_tokens_at_once_equal_few_at_a_time(isa: str, variant: str) -> None:
+    """Above a number of tokens some kernels join the gates with what they open."""
+    model = Model(cpu(isa=isa), **VARIANTS[variant])
+    whole = Chunk(random_ids(79), [3, 1, 7, 2, 5])
+    at_once = run(compile_plan(model)[0], whole)
+    plan, _ = compile_plan(model)
+    pieces = [replace(whole, start=start, count=count) for start, count in ((0, 64), (64, 15))]
+    np.testing.assert_array_equal(np.concatenate([run(plan, piece) for piece in pieces]), at_once)
+
+
 def test_blocks_may_be_anywhere() -> None:
     model = Model(cpu())
     expected = run(compile_plan(model)[0], TWO[0])

@@ -180,15 +180,30 @@ inline void convert_tile(const W& weights, const std::byte* block, std::byte* ou
 
 // ------------------------------------------------------------------ products
 
-// Sums of a tile, [tokens][16 rows], to the outputs of kGroups groups; those of each lie kTileBytes on.
-template <int kGroups>
-void finish(const TileArgs& tile, int64_t group, const std::byte* sums) {
-  const __m512 factor = _mm512_set1_ps(bf16_factor(tile.exponent));
+// Which groups a call takes: kGroups neighbours, or half as many gates and those that they open.
+template <int kGroups, bool kHasGates>
+struct Groups {
+  static constexpr int kOutputs = kHasGates ? kGroups / 2 : kGroups;  // groups of outputs
+
+  static int64_t number(const TileArgs& tile, int64_t first, int i) {
+    return first + (i < kOutputs ? i : tile.up_groups + i - kOutputs);
+  }
+};
+
+// Sums of a tile, [tokens][16 rows], to outputs; those of each group lie kTileBytes on.
+template <int kGroups, bool kHasGates>
+void finish(const TileArgs& tile, int64_t first, const std::byte* sums) {
+  constexpr int kOutputs = Groups<kGroups, kHasGates>::kOutputs;
+  const F32 factor = F32::set1(bf16_factor(tile.exponent));
+  const auto load_sum = [&](int group, int token) {
+    return F32::load(reinterpret_cast<const float*>(sums + group * kTileBytes + 64 * token)) * factor;
+  };
   for (int t = 0; t < tile.num_tokens; ++t) {
 #pragma GCC unroll 4
-    for (int g = 0; g < kGroups; ++g) {
-      const __m512 sum = _mm512_load_ps(sums + g * kTileBytes + 64 * t);
-      store_rows(tile, group + g, t, _mm512_mul_ps(sum, factor));
+    for (int g = 0; g < kOutputs; ++g) {
+      F32 value = load_sum(g, t);
+      if constexpr (kHasGates) value = silu_mul_approx(value, load_sum(kOutputs + g, t));
+      store_rows(tile, first + g, t, value.v);
     }
   }
 }
@@ -205,9 +220,9 @@ inline void for_each(Op op) {
 // kTiles tiles of tokens against kGroups groups, at most four products a block: the next block is
 // converted while the tile unit works on the one before.
 template <class W, int kTiles, int kGroups>
-void run_few(const W& weights, const TileArgs* tiles, int64_t group, std::byte* workspace) {
+void run_few(const W& weights, const TileArgs* tiles, int64_t first, std::byte* workspace) {
   const int64_t num_blocks = tiles[0].num_blocks;
-  const std::byte* base = tiles[0].weights + group * num_blocks * W::kBytes;
+  const std::byte* base = tiles[0].weights + first * num_blocks * W::kBytes;
   const auto load_tokens = [&]<int kTile>(int64_t b) {
     load<4 + kTile % 2>(tiles[kTile].panel + b * 64 * tiles[kTile].num_tokens);
   };
@@ -239,7 +254,7 @@ void run_few(const W& weights, const TileArgs* tiles, int64_t group, std::byte* 
   for_each<kGroups>([&]<int kGroup>() { multiply_group.template operator()<kGroup>(num_blocks - 1); });
   for_each<kTiles * kGroups>([&]<int kSum>() { store<kSum>(workspace + kSum * kTileBytes); });
   for (int t = 0; t < kTiles; ++t) {
-    finish<kGroups>(tiles[t], group, workspace + t * kGroups * kTileBytes);
+    finish<kGroups, false>(tiles[t], first, workspace + t * kGroups * kTileBytes);
   }
 }
 
@@ -294,36 +309,37 @@ void add_chunk(const TileArgs* tiles, const Chunk& chunk, std::byte* sums) {
   if constexpr (kTiles > 1 && kGroups > 1) store<3>(sums + kSecond + kTileBytes);
 }
 
-template <class W, int kGroups>
-void run_many(const W& weights, const TileArgs* tiles, int num_tiles, int64_t group,
+template <class W, int kGroups, bool kHasGates>
+void run_many(const W& weights, const TileArgs* tiles, int num_tiles, int64_t first,
               std::byte* workspace) {
   std::byte* converted = workspace;
   std::byte* sums = workspace + kManyGroups * kChunk * kTileBytes;
   const int64_t num_blocks = tiles[0].num_blocks;
-  for (int64_t first = 0; first < num_blocks; first += kChunk) {
-    const Chunk chunk = {converted, first, min_of(kChunk, num_blocks - first)};
+  for (int64_t begin = 0; begin < num_blocks; begin += kChunk) {
+    const Chunk chunk = {converted, begin, min_of(kChunk, num_blocks - begin)};
     for (int g = 0; g < kGroups; ++g) {
-      const std::byte* block = tiles[0].weights + ((group + g) * num_blocks + first) * W::kBytes;
+      const int64_t number = Groups<kGroups, kHasGates>::number(tiles[0], first, g);
+      const std::byte* block = tiles[0].weights + (number * num_blocks + begin) * W::kBytes;
       std::byte* out = converted + g * kChunk * kTileBytes;
       for (int64_t b = 0; b < chunk.count; ++b, block += W::kBytes, out += kTileBytes) {
         prefetch(block + kChunk * W::kBytes, W::kBytes);
         convert_tile(weights, block, out);
       }
     }
-    const bool is_last = first + chunk.count == num_blocks;
+    const bool is_last = begin + chunk.count == num_blocks;
     for (int i = 0; i < num_tiles; i += 2) {
       std::byte* own = sums + int64_t{i} * kManyGroups * kTileBytes;
       const int count = num_tiles - i > 1 ? 2 : 1;
       (count > 1 ? add_chunk<2, kGroups> : add_chunk<1, kGroups>)(tiles + i, chunk, own);
       if (!is_last) continue;
       for (int t = 0; t < count; ++t) {
-        finish<kGroups>(tiles[i + t], group, own + t * kManyGroups * kTileBytes);
+        finish<kGroups, kHasGates>(tiles[i + t], first, own + t * kManyGroups * kTileBytes);
       }
     }
   }
 }
 
-// Calls op.operator()<n>(group) for all groups, n at a time: kMost, then half as many, down to one.
+// Calls op.operator()<n>(first) for all groups, n at a time: kMost, then half as many, down to one.
 template <int kMost, class Op>
 void for_all_groups(int64_t first, int64_t num_groups, Op op) {
   for (; first + kMost <= num_groups; first += kMost) op.template operator()<kMost>(first);
@@ -332,9 +348,28 @@ void for_all_groups(int64_t first, int64_t num_groups, Op op) {
 
 template <class W, int kTiles>
 void run_all_few(const W& weights, const TileArgs* tiles, std::byte* workspace) {
-  for_all_groups<4 / kTiles>(0, tiles[0].num_groups, [&]<int kGroups>(int64_t group) {
-    run_few<W, kTiles, kGroups>(weights, tiles, group, workspace);
+  for_all_groups<4 / kTiles>(0, tiles[0].num_groups, [&]<int kGroups>(int64_t first) {
+    run_few<W, kTiles, kGroups>(weights, tiles, first, workspace);
   });
+}
+
+template <class W>
+void run_without_gates(const W& weights, const TileArgs* tiles, int num_tiles,
+                       std::byte* workspace) {
+  switch (num_tiles) {
+    case 1:
+      return run_all_few<W, 1>(weights, tiles, workspace);
+    case 2:
+      return run_all_few<W, 2>(weights, tiles, workspace);
+    case 3:
+      return run_all_few<W, 3>(weights, tiles, workspace);
+    case 4:
+      return run_all_few<W, 4>(weights, tiles, workspace);
+    default:
+      for_all_groups<kManyGroups>(0, tiles[0].num_groups, [&]<int kGroups>(int64_t first) {
+        run_many<W, kGroups, false>(weights, tiles, num_tiles, first, workspace);
+      });
+  }
 }
 
 template <class W>
@@ -347,23 +382,12 @@ void run(const TileArgs* tiles, int num_tiles, std::byte* workspace) {
     max_tokens = tiles[i].num_tokens > max_tokens ? tiles[i].num_tokens : max_tokens;
   }
   configure(max_tokens);
-  switch (num_tiles) {
-    case 1:
-      run_all_few<W, 1>(weights, tiles, workspace);
-      break;
-    case 2:
-      run_all_few<W, 2>(weights, tiles, workspace);
-      break;
-    case 3:
-      run_all_few<W, 3>(weights, tiles, workspace);
-      break;
-    case 4:
-      run_all_few<W, 4>(weights, tiles, workspace);
-      break;
-    default:
-      for_all_groups<kManyGroups>(0, tiles[0].num_groups, [&]<int kGroups>(int64_t group) {
-        run_many<W, kGroups>(weights, tiles, num_tiles, group, workspace);
-      });
+  if (tiles[0].up_groups > 0) {
+    for (int64_t first = 0; first < tiles[0].num_groups; ++first) {
+      run_many<W, 2, true>(weights, tiles, num_tiles, first, workspace);
+    }
+  } else {
+    run_without_gates(weights, tiles, num_tiles, workspace);
   }
   asm volatile("tilerelease");
 }

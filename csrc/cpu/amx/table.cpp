@@ -8,6 +8,7 @@ const KernelTable kTable = {
     .score = score_amx,
     .has_tiles = true,
     .has_bf16 = true,
+    .has_gates = true,
     .activations = Activations::kBf16,
     .sensitive_activations = Activations::kBf16,
     .embed = avx512vnni::embed,

@@ -8,6 +8,7 @@ const KernelTable kTable = {
     .score = score_avx512vnni,
     .has_tiles = false,
     .has_bf16 = false,
+    .has_gates = false,
     .activations = Activations::kInt12,
     .sensitive_activations = Activations::kInt12,
     .embed = embed,

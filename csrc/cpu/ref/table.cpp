@@ -8,6 +8,7 @@ const KernelTable kTable = {
     .score = score_ref,
     .has_tiles = true,
     .has_bf16 = true,
+    .has_gates = false,
     .activations = Activations::kInt8,
     .sensitive_activations = Activations::kInt12,
     .embed = embed,
