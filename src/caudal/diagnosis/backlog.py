@@ -253,8 +253,10 @@ class PastPredictor:
             gain_percent=round((1 - ratio) * 100, 1),
         )
 
-    def refused_share(self, scenario: Backlog) -> float:
-        """Share of all requests that would be refused."""
+    def refused_share(self, scenario: Backlog) -> float | None:
+        """Share of all requests that would be refused; None if in doubt."""
+        if self.doubt:
+            return None
         reckoned = self._reckon(scenario)
         return reckoned.num_refused / max(1.0, reckoned.num_requests)
 

@@ -59,8 +59,8 @@ class Oracle(Protocol[C]):
     def predict(self, scenario: C, metric: str) -> Prediction | None:
         """What `scenario` makes of a metric; None: nobody knows."""
 
-    def refused_share(self, scenario: C) -> float:
-        """Share of the requests that would be refused."""
+    def refused_share(self, scenario: C) -> float | None:
+        """Share of the requests that would be refused; None: nobody knows."""
 
 
 class CommonRemedies(Generic[C]):
@@ -77,6 +77,8 @@ class CommonRemedies(Generic[C]):
 
     def _refused(self, scenario: C) -> str:
         share = self._predictor.refused_share(scenario)
+        if share is None:
+            return "how many cannot be told"
         return f"{share:.0%} of the requests would get a 429" if share >= 0.005 else "none refused"
 
     def _cap_queue(self) -> Iterator[Remedy]:

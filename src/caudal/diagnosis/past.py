@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import statistics
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from caudal.errors import InvalidRequestError
+from caudal.metrics.history_store import QUARTER_S
 from caudal.metrics.instruments import LATENCY_DETAIL_S
 from caudal.metrics.reading import Aggregate, percentiles_ms
 
@@ -131,6 +133,17 @@ def by_hour(minutes: Sequence[Stretch]) -> list[list[Stretch]]:
     return [hours[hour] for hour in sorted(hours)]
 
 
+def usual_step_s(minutes: Sequence[Stretch]) -> float:
+    """From the beginning of one to that of the next: the median; 0 for fewer than two."""
+    steps = [after.start - before.start for before, after in pairwise(minutes)]
+    return statistics.median(steps) if steps else 0.0
+
+
+def unit_of(minutes: Sequence[Stretch]) -> str:
+    """What the stretches are called."""
+    return "quarters of an hour" if usual_step_s(minutes) >= QUARTER_S else "minutes"
+
+
 def is_waiting(minute: Stretch, limit_ms: float) -> bool:
     """Whether its requests waited longer than that, or were refused for want of capacity."""
     return (minute.ttft_p95_ms or 0.0) > limit_ms or minute.num_refused > 0
@@ -139,8 +152,7 @@ def is_waiting(minute: Stretch, limit_ms: float) -> bool:
 def episodes(minutes: Sequence[Stretch], limit_ms: float) -> list[list[Stretch]]:
     """Times of waiting, with the calm minutes within; short calm does not part them."""
     found: list[list[Stretch]] = []
-    steps = [after.start - before.start for before, after in pairwise(minutes)]
-    gap_s = max(MAX_GAP_S, 2 * min(steps, default=0))
+    gap_s = max(MAX_GAP_S, 2 * usual_step_s(minutes))
     calm: list[Stretch] = []
     for minute in minutes:
         if not is_waiting(minute, limit_ms):

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from caudal.diagnosis.backlog import Backlog, PastPredictor
 from caudal.diagnosis.common_remedies import CommonRemedies, useful
 from caudal.diagnosis.host import find_host_trouble, report_host
-from caudal.diagnosis.past import HOUR_S, Stretch, by_hour, episodes, is_waiting, length_s, merged
+from caudal.diagnosis.past import (
+    HOUR_S,
+    Stretch,
+    by_hour,
+    episodes,
+    is_waiting,
+    length_s,
+    merged,
+    unit_of,
+)
 from caudal.diagnosis.patterns import Shape, Trend, find_trend
 from caudal.diagnosis.report import (
     Diagnosis,
@@ -51,17 +62,18 @@ def diagnose_past(observation: Observation, past: Past) -> Diagnosis:
     busy = [minute for minute in minutes if minute.num_requests > 0]
     observed_s = sum(minute.happened.seconds for minute in minutes)
     num_requests = round(merged(minutes).num_requests)
+    num_busy_minutes = math.ceil(sum(minute.happened.seconds for minute in busy) / 60)
     limit_ms = WAITING_FACTOR * _target_ms(observation.facts)
     hour = _worst_hour(minutes, limit_ms)
     if len(busy) < MIN_MINUTES or hour is None or observation.facts.num_blocks <= 0:
         note = (
-            f"The history has {len(busy)} minutes with requests in this time; a pattern needs "
-            f"{MIN_MINUTES}, and an hour with {MIN_HOUR_REQUESTS} requests."
+            f"The history has {len(busy)} {unit_of(minutes)} with requests in this time; a pattern "
+            f"needs {MIN_MINUTES}, and an hour with {MIN_HOUR_REQUESTS} requests."
         )
         summary = PastSummary(
             seconds=past.seconds,
             observed_s=round(observed_s, 1),
-            num_busy_minutes=len(busy),
+            num_busy_minutes=num_busy_minutes,
             worst_hour=None,
             note=note,
         )
@@ -83,7 +95,7 @@ def diagnose_past(observation: Observation, past: Past) -> Diagnosis:
         past=PastSummary(
             seconds=past.seconds,
             observed_s=round(observed_s, 1),
-            num_busy_minutes=len(busy),
+            num_busy_minutes=num_busy_minutes,
             worst_hour=examination.worst_hour(),
             note=predictor.doubt if examination.is_waiting else "",
         ),
@@ -121,6 +133,7 @@ class _Examination:
         self._target_ms = _target_ms(facts)
         self._target_tpot_ms = config.tpot_ms
         self._seats = config.max_num_seqs
+        self._unit = unit_of(minutes)
         self._limit_ms = WAITING_FACTOR * self._target_ms
         self._waiting = [minute for minute in minutes if is_waiting(minute, self._limit_ms)]
         self._episodes = episodes(minutes, self._limit_ms)
@@ -194,8 +207,8 @@ class _Examination:
                 "kv_full_minutes",
                 len(full),
                 round(KV_SHARE * len(waiting), 1),
-                f"In {len(full)} of the {len(waiting)} minutes in which requests waited, the KV "
-                "cache was full and seats were free.",
+                f"In {len(full)} of the {len(waiting)} {self._unit} in which requests waited, the "
+                "KV cache was full and seats were free.",
             ),
             Evidence(
                 "preemptions",
@@ -246,7 +259,7 @@ class _Examination:
         if num_times > 1:
             told = (
                 f"{num_times:,} times the waiting rose and came back, for {minutes} at most "
-                f"({num_waiting:,} minutes in all): a sawtooth, no climb."
+                f"({num_waiting:,} {self._unit} in all): a sawtooth, no climb."
             )
         evidence = [
             Evidence("episodes", num_times, 2, told),
@@ -291,8 +304,8 @@ class _Examination:
                 "slow_minutes",
                 len(slow),
                 round(SLOW_SHARE * len(paces), 1),
-                f"In {len(slow):,} of {len(paces):,} minutes the median time per token was above "
-                f"{target:g} ms; at worst {worst:,.0f} ms.",
+                f"In {len(slow):,} of {len(paces):,} {self._unit} the median time per token was "
+                f"above {target:g} ms; at worst {worst:,.0f} ms.",
             )
         ]
         remedies = [
