@@ -14,6 +14,7 @@ from caudal.bench.json_report import level_as_json, tidy
 from caudal.bench.ladder import Ladder, RungResult
 from caudal.bench.page import figures, page, readable, table
 from caudal.bench.picture import compose
+from caudal.bench.suite import INCOMPLETE
 from caudal.bench.text_report import format_table
 
 HEAD = (
@@ -39,7 +40,7 @@ def _row(result: RungResult, gain: str, total: str) -> tuple[str, ...]:
     cached = summary.num_cached_tokens or 0
     share = cached / summary.num_input_tokens if summary.num_input_tokens else 0.0
     return (
-        result.rung.name + ("" if result.is_complete else " *"),
+        _name(result),
         f"{result.throughput:.1f}",
         gain,
         total,
@@ -54,6 +55,10 @@ def _row(result: RungResult, gain: str, total: str) -> tuple[str, ...]:
     )
 
 
+def _name(result: RungResult) -> str:
+    return result.rung.name + ("" if result.is_complete else " *")
+
+
 def _ratio(result: RungResult, other: RungResult) -> str:
     return f"×{result.throughput / other.throughput:.2f}" if other.throughput else "-"
 
@@ -65,9 +70,14 @@ def notes(ladder: Ladder) -> list[str]:
         found.append("interrupted: the rungs above have not been measured")
     if not all(result.is_complete for result in ladder.results):
         limit = ladder.options.limit_s
-        found.append(f"* sending stopped after {limit:g} s; its rates are of a part of the work")
+        found.append(
+            f"* sending stopped after {limit:g} s and waiting after {2 * limit:g} s; its numbers "
+            "are of a part of the work"
+        )
     for result in ladder.results:
-        found += [f"{result.rung.name}: {text}" for text in result.level.problems]
+        # The star says that already.
+        problems = [text for text in result.level.problems if text != INCOMPLETE]
+        found += [f"{result.rung.name}: {text}" for text in problems]
     return found
 
 
@@ -113,7 +123,7 @@ def _bars(ladder: Ladder, title: str, value_of: Callable[[RungResult], float]) -
     for index, (result, value) in enumerate(zip(ladder.results, values, strict=True)):
         top = 36 + index * step
         middle = top + step / 2 + 2
-        panel.text(_NAMES - 10, middle, result.rung.name, "--text", "end")
+        panel.text(_NAMES - 10, middle, _name(result), "--text", "end")
         panel.bar(_NAMES, top + 3, axis.at(value) - _NAMES, step - 9, "--main")
         shown = f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
         panel.text(axis.at(value) + 8, middle, shown, "--text")
@@ -174,5 +184,9 @@ def write_page(ladder: Ladder, path: Path) -> None:
 def as_svg(ladder: Ladder) -> str:
     """The panels as one picture."""
     title = f"The same work, one technique after the other: {Path(ladder.model).name}"
-    lines = [ladder.workload, f"{ladder.machine['cpu']}, {ladder.machine['num_cpus']} CPUs"]
+    lines = [
+        ladder.workload,
+        f"{ladder.machine['cpu']}, {ladder.machine['num_cpus']} CPUs · × is against the line above",
+        *(text for text in notes(ladder) if text.startswith("*")),
+    ]
     return compose(title, lines, [[panel] for panel in panels(ladder)])

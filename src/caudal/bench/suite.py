@@ -35,6 +35,8 @@ CACHE_NOTES = {
     "as-is": "as it was: earlier runs and levels may have left these prompts in the cache",
 }
 
+INCOMPLETE = "ended before everything was answered; its numbers are of a part"
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -98,7 +100,7 @@ class Level:
                 "counted by pieces, and TPOT with them"
             )
         if self.run.was_given_up:
-            found.append("ended before everything was answered; its numbers are of a part")
+            found.append(INCOMPLETE)
         return found
 
 
