@@ -33,11 +33,13 @@ int score_avx512vnni() {
 int score_amx() {
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
-  // AMX-BF16, AVX512-FP16, AMX-TILE, AMX-INT8; every CPU with AMX has all of them, and AVX512-BF16
+  // AMX-BF16, AVX512-FP16, AMX-TILE, AMX-INT8
   constexpr unsigned kTileBits = (1u << 22) | (1u << 23) | (1u << 24) | (1u << 25);
+  constexpr unsigned kBf16Bit = 1u << 5;  // AVX512-BF16
   unsigned a = 0, b = 0, c = 0, d = 0;
   const bool has_tiles = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kTileBits) == kTileBits;
-  if (score_avx512vnni() == 0 || !has_tiles) return 0;
+  const bool has_bf16 = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kBf16Bit) != 0;
+  if (score_avx512vnni() == 0 || !has_tiles || !has_bf16) return 0;
 #if defined(SYS_arch_prctl)
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0 ? 30 : 0;
 #else
