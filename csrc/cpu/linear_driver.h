@@ -58,7 +58,7 @@ namespace {
 constexpr int kRowsPerGroup = 16;
 constexpr int kMaxTileTokens = 16;
 constexpr int kBlockCols = 32;
-constexpr int kMaxTilesPerTask = 16;
+constexpr int kMaxTilesPerTask = 8;
 constexpr int64_t kMinWorkspaceBytes = 1 << 20;
 
 // Bytes a token takes in a panel, per block of 32 values, by PanelKind.
@@ -136,8 +136,8 @@ SegmentTasks split_segment(const LinearArgs& args, const PackedMatrix& m, const 
   t.groups_per_task = min_of(fit, fair);
   if (t.groups_per_task > Isa::kGroupsAtOnce) t.groups_per_task -= t.groups_per_task % Isa::kGroupsAtOnce;
   t.row_tasks = ceil_div(t.groups, t.groups_per_task);
-  t.tiles_per_task = min_of(Isa::kTilesPerTask, tiling.num_tiles);
-  t.token_tasks = ceil_div(tiling.num_tiles, t.tiles_per_task);
+  t.token_tasks = ceil_div(tiling.num_tiles, Isa::kTilesPerTask);
+  t.tiles_per_task = ceil_div(tiling.num_tiles, t.token_tasks);
   t.count = t.row_tasks * t.token_tasks;
   return t;
 }

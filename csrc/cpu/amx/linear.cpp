@@ -7,7 +7,7 @@ namespace {
 
 struct Isa {
   static constexpr int kTileTokens = 16;
-  static constexpr int64_t kTilesPerTask = kMaxTilesPerTask;
+  static constexpr int64_t kTilesPerTask = kBf16TilesPerTask;
   static constexpr int64_t kTasksPerThread = 8;
   static constexpr int64_t kGroupsAtOnce = 2;
 

@@ -3,8 +3,9 @@
 //
 // Weights become bf16 in 16-bit arithmetic, 32 at a time: the quantised value as half, times scale
 // plus minimum, rounded to eight bits. Scaled to below 2 a half's exponent needs only a constant to
-// become that of a bf16 (see numerics.h). With one tile of tokens this conversion is most of the
-// work and the tile unit runs beside it; with more, weights are converted once for all of them.
+// become that of a bf16 (see numerics.h). The conversion of a block runs beside the products of the one
+// before; with one tile of tokens it is most of the work. More than four tiles do not share it: their
+// sums would not fit the registers, and converting anew costs less than keeping converted weights.
 #include "../simd_avx512.h"
 // After the vector type:
 #include "../numerics.h"
@@ -18,10 +19,10 @@ using avx512vnni::prefetch_far;
 using avx512vnni::store_rows;
 
 constexpr int kTileBytes = 1024;  // a block of weights, or of 16 tokens, as bf16; or 16 x 16 sums
-constexpr int kChunk = 24;        // blocks converted at a time for more than four tiles of tokens
-constexpr int kManyGroups = 2;
-constexpr int kRing = 4;  // blocks under way with few tiles
-static_assert((kChunk + kMaxTilesPerTask) * kManyGroups * kTileBytes <= kMinWorkspaceBytes);
+constexpr int kProducts = 4;  // of one block under way: registers for sums
+constexpr int kRing = 4;      // converted blocks
+static_assert((kRing + 2) * kProducts * kTileBytes <= kMinWorkspaceBytes);
+static_assert(kBf16TilesPerTask == kProducts);
 
 // ------------------------------------------------------------------ the tile unit
 //
@@ -180,30 +181,20 @@ inline void convert_tile(const W& weights, const std::byte* block, std::byte* ou
 
 // ------------------------------------------------------------------ products
 
-// Which groups a call takes: kGroups neighbours, or half as many gates and those that they open.
+// Sums of a tile, [tokens][16 rows], to the outputs of kGroups groups, whose sums lie `step` bytes
+// apart; with gates, of the first of two groups, which open the second.
 template <int kGroups, bool kHasGates>
-struct Groups {
-  static constexpr int kOutputs = kHasGates ? kGroups / 2 : kGroups;  // groups of outputs
-
-  static int64_t number(const TileArgs& tile, int64_t first, int i) {
-    return first + (i < kOutputs ? i : tile.up_groups + i - kOutputs);
-  }
-};
-
-// Sums of a tile, [tokens][16 rows], to outputs; those of each group lie kTileBytes on.
-template <int kGroups, bool kHasGates>
-void finish(const TileArgs& tile, int64_t first, const std::byte* sums) {
-  constexpr int kOutputs = Groups<kGroups, kHasGates>::kOutputs;
+void finish(const TileArgs& tile, int64_t group, const std::byte* sums, int64_t step) {
   const F32 factor = F32::set1(bf16_factor(tile.exponent));
-  const auto load_sum = [&](int group, int token) {
-    return F32::load(reinterpret_cast<const float*>(sums + group * kTileBytes + 64 * token)) * factor;
+  const auto load_sum = [&](int g, int token) {
+    return F32::load(reinterpret_cast<const float*>(sums + g * step + 64 * token)) * factor;
   };
   for (int t = 0; t < tile.num_tokens; ++t) {
+    if constexpr (kHasGates) {
+      store_rows(tile, group, t, silu_mul_approx(load_sum(0, t), load_sum(1, t)).v);
+    } else {
 #pragma GCC unroll 4
-    for (int g = 0; g < kOutputs; ++g) {
-      F32 value = load_sum(g, t);
-      if constexpr (kHasGates) value = silu_mul_approx(value, load_sum(kOutputs + g, t));
-      store_rows(tile, first + g, t, value.v);
+      for (int g = 0; g < kGroups; ++g) store_rows(tile, group + g, t, load_sum(g, t).v);
     }
   }
 }
@@ -218,16 +209,18 @@ inline void for_each(Op op) {
 }
 
 // kTiles tiles of tokens against kGroups groups, at most four products a block: the next block is
-// converted while the tile unit works on the one before.
+// converted while the tile unit works on the one before. The sums of tile t and group g go to
+// sums + (t * kGroups + g) tiles.
 template <class W, int kTiles, int kGroups>
-void run_few(const W& weights, const TileArgs* tiles, int64_t first, std::byte* workspace) {
+void multiply_groups(const W& weights, const TileArgs* tiles, int64_t first, std::byte* ring,
+                     std::byte* sums) {
   const int64_t num_blocks = tiles[0].num_blocks;
   const std::byte* base = tiles[0].weights + first * num_blocks * W::kBytes;
   const auto load_tokens = [&]<int kTile>(int64_t b) {
     load<4 + kTile % 2>(tiles[kTile].panel + b * 64 * tiles[kTile].num_tokens);
   };
   const auto multiply_group = [&]<int kGroup>(int64_t b) {
-    load<6 + kGroup % 2>(workspace + (b % kRing * kGroups + kGroup) * kTileBytes);
+    load<6 + kGroup % 2>(ring + (b % kRing * kGroups + kGroup) * kTileBytes);
     if constexpr (kTiles > 2) {
       for_each<kTiles>([&]<int kTile>() {
         load_tokens.template operator()<kTile>(b);
@@ -242,7 +235,7 @@ void run_few(const W& weights, const TileArgs* tiles, int64_t first, std::byte* 
   };
   for_each<kTiles * kGroups>([]<int kSum>() { zero<kSum>(); });
   for (int64_t b = 0; b < num_blocks; ++b) {
-    std::byte* out = workspace + b % kRing * kGroups * kTileBytes;
+    std::byte* out = ring + b % kRing * kGroups * kTileBytes;
     for_each<kGroups>([&]<int kGroup>() {
       const std::byte* block = base + (kGroup * num_blocks + b) * W::kBytes;
       // The groups after these are the next to be read.
@@ -252,91 +245,7 @@ void run_few(const W& weights, const TileArgs* tiles, int64_t first, std::byte* 
     });
   }
   for_each<kGroups>([&]<int kGroup>() { multiply_group.template operator()<kGroup>(num_blocks - 1); });
-  for_each<kTiles * kGroups>([&]<int kSum>() { store<kSum>(workspace + kSum * kTileBytes); });
-  for (int t = 0; t < kTiles; ++t) {
-    finish<kGroups, false>(tiles[t], first, workspace + t * kGroups * kTileBytes);
-  }
-}
-
-// Some converted blocks of kGroups groups: those of group g start at weights + g * kChunk tiles.
-struct Chunk {
-  const std::byte* weights;
-  int64_t first;
-  int64_t count;
-};
-
-// Adds a chunk's products to the sums of one or two tiles of tokens; those of tile t and group g are
-// at sums + (t * kManyGroups + g) tiles.
-template <int kTiles, int kGroups>
-void add_chunk(const TileArgs* tiles, const Chunk& chunk, std::byte* sums) {
-  constexpr int kSecond = kManyGroups * kTileBytes;  // tile of tokens
-  if (chunk.first == 0) {
-    zero<0>();
-    zero<1>();
-    zero<2>();
-    zero<3>();
-  } else {
-    load<0>(sums);
-    if constexpr (kGroups > 1) load<1>(sums + kTileBytes);
-    if constexpr (kTiles > 1) load<2>(sums + kSecond);
-    if constexpr (kTiles > 1 && kGroups > 1) load<3>(sums + kSecond + kTileBytes);
-  }
-  const int64_t step0 = int64_t{64} * tiles[0].num_tokens;
-  const int64_t step1 = kTiles > 1 ? int64_t{64} * tiles[1].num_tokens : 0;
-  const std::byte* x0 = tiles[0].panel + chunk.first * step0;
-  const std::byte* x1 = kTiles > 1 ? tiles[1].panel + chunk.first * step1 : nullptr;
-  const std::byte* w = chunk.weights;
-  for (int64_t b = 0; b < chunk.count; ++b) {
-    load<4>(x0);
-    load<6>(w);
-    multiply<0, 4, 6>();
-    if constexpr (kGroups > 1) {
-      load<7>(w + kChunk * kTileBytes);
-      multiply<1, 4, 7>();
-    }
-    if constexpr (kTiles > 1) {
-      load<5>(x1);
-      multiply<2, 5, 6>();
-      if constexpr (kGroups > 1) multiply<3, 5, 7>();
-    }
-    x0 += step0;
-    x1 += step1;
-    w += kTileBytes;
-  }
-  store<0>(sums);
-  if constexpr (kGroups > 1) store<1>(sums + kTileBytes);
-  if constexpr (kTiles > 1) store<2>(sums + kSecond);
-  if constexpr (kTiles > 1 && kGroups > 1) store<3>(sums + kSecond + kTileBytes);
-}
-
-template <class W, int kGroups, bool kHasGates>
-void run_many(const W& weights, const TileArgs* tiles, int num_tiles, int64_t first,
-              std::byte* workspace) {
-  std::byte* converted = workspace;
-  std::byte* sums = workspace + kManyGroups * kChunk * kTileBytes;
-  const int64_t num_blocks = tiles[0].num_blocks;
-  for (int64_t begin = 0; begin < num_blocks; begin += kChunk) {
-    const Chunk chunk = {converted, begin, min_of(kChunk, num_blocks - begin)};
-    for (int g = 0; g < kGroups; ++g) {
-      const int64_t number = Groups<kGroups, kHasGates>::number(tiles[0], first, g);
-      const std::byte* block = tiles[0].weights + (number * num_blocks + begin) * W::kBytes;
-      std::byte* out = converted + g * kChunk * kTileBytes;
-      for (int64_t b = 0; b < chunk.count; ++b, block += W::kBytes, out += kTileBytes) {
-        prefetch(block + kChunk * W::kBytes, W::kBytes);
-        convert_tile(weights, block, out);
-      }
-    }
-    const bool is_last = begin + chunk.count == num_blocks;
-    for (int i = 0; i < num_tiles; i += 2) {
-      std::byte* own = sums + int64_t{i} * kManyGroups * kTileBytes;
-      const int count = num_tiles - i > 1 ? 2 : 1;
-      (count > 1 ? add_chunk<2, kGroups> : add_chunk<1, kGroups>)(tiles + i, chunk, own);
-      if (!is_last) continue;
-      for (int t = 0; t < count; ++t) {
-        finish<kGroups, kHasGates>(tiles[i + t], first, own + t * kManyGroups * kTileBytes);
-      }
-    }
-  }
+  for_each<kTiles * kGroups>([&]<int kSum>() { store<kSum>(sums + kSum * kTileBytes); });
 }
 
 // Calls op.operator()<n>(first) for all groups, n at a time: kMost, then half as many, down to one.
@@ -347,29 +256,31 @@ void for_all_groups(int64_t first, int64_t num_groups, Op op) {
 }
 
 template <class W, int kTiles>
-void run_all_few(const W& weights, const TileArgs* tiles, std::byte* workspace) {
-  for_all_groups<4 / kTiles>(0, tiles[0].num_groups, [&]<int kGroups>(int64_t first) {
-    run_few<W, kTiles, kGroups>(weights, tiles, first, workspace);
+void run_groups(const W& weights, const TileArgs* tiles, std::byte* workspace) {
+  std::byte* sums = workspace + kRing * kProducts * kTileBytes;
+  for_all_groups<kProducts / kTiles>(0, tiles[0].num_groups, [&]<int kGroups>(int64_t first) {
+    multiply_groups<W, kTiles, kGroups>(weights, tiles, first, workspace, sums);
+    for (int t = 0; t < kTiles; ++t) {
+      finish<kGroups, false>(tiles[t], first, sums + t * kGroups * kTileBytes, kTileBytes);
+    }
   });
 }
 
-template <class W>
-void run_without_gates(const W& weights, const TileArgs* tiles, int num_tiles,
-                       std::byte* workspace) {
-  switch (num_tiles) {
-    case 1:
-      return run_all_few<W, 1>(weights, tiles, workspace);
-    case 2:
-      return run_all_few<W, 2>(weights, tiles, workspace);
-    case 3:
-      return run_all_few<W, 3>(weights, tiles, workspace);
-    case 4:
-      return run_all_few<W, 4>(weights, tiles, workspace);
-    default:
-      for_all_groups<kManyGroups>(0, tiles[0].num_groups, [&]<int kGroups>(int64_t first) {
-        run_many<W, kGroups, false>(weights, tiles, num_tiles, first, workspace);
-      });
+template <class W, int kTiles>
+void run_gates(const W& weights, const TileArgs* tiles, std::byte* workspace) {
+  constexpr int64_t kStep = kTiles * kTileBytes;
+  std::byte* sums = workspace + kRing * kTileBytes;
+  for (int64_t group = 0; group < tiles[0].num_groups; ++group) {
+    const int64_t up = group + tiles[0].up_groups;
+    multiply_groups<W, kTiles, 1>(weights, tiles, group, workspace, sums);
+    multiply_groups<W, kTiles, 1>(weights, tiles, up, workspace, sums + kStep);
+    for (int t = 0; t < kTiles; ++t) finish<2, true>(tiles[t], group, sums + t * kTileBytes, kStep);
   }
+}
+
+template <class W, int kTiles>
+void run_tiles(const W& weights, const TileArgs* tiles, std::byte* workspace) {
+  (tiles[0].up_groups > 0 ? run_gates<W, kTiles> : run_groups<W, kTiles>)(weights, tiles, workspace);
 }
 
 template <class W>
@@ -382,12 +293,18 @@ void run(const TileArgs* tiles, int num_tiles, std::byte* workspace) {
     max_tokens = tiles[i].num_tokens > max_tokens ? tiles[i].num_tokens : max_tokens;
   }
   configure(max_tokens);
-  if (tiles[0].up_groups > 0) {
-    for (int64_t first = 0; first < tiles[0].num_groups; ++first) {
-      run_many<W, 2, true>(weights, tiles, num_tiles, first, workspace);
-    }
-  } else {
-    run_without_gates(weights, tiles, num_tiles, workspace);
+  switch (num_tiles) {
+    case 1:
+      run_tiles<W, 1>(weights, tiles, workspace);
+      break;
+    case 2:
+      run_tiles<W, 2>(weights, tiles, workspace);
+      break;
+    case 3:
+      run_tiles<W, 3>(weights, tiles, workspace);
+      break;
+    default:
+      run_tiles<W, 4>(weights, tiles, workspace);
   }
   asm volatile("tilerelease");
 }
