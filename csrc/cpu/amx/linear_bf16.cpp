@@ -14,7 +14,6 @@
 namespace caudal::amx {
 namespace {
 
-using avx512vnni::prefetch;
 using avx512vnni::prefetch_far;
 using avx512vnni::store_rows;
 
