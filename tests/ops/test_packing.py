@@ -80,7 +80,7 @@ def test_packing_is_the_same_on_any_number_of_threads() -> None:
 
 def test_padding_rows_are_accounted_for() -> None:
     assert pack(random_blocks(GGMLType.Q4_1, 17, 64)).nbytes == 2 * 2 * 320 + 64
-    assert pack(random_blocks(GGMLType.Q8_0, 16, 64)).nbytes == 2 * 544
+    assert pack(random_blocks(GGMLType.Q8_0, 16, 64)).nbytes == 2 * 544 + 64
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_adopted_segments_are_the_weight_they_came_from_and_outlive_their_owner(
     segments = [(name, rows, aligned(blocks)) for name, rows, blocks in packed.segments()]
     assert not packed.segments()[0][2].flags.writeable
     bias = np.arange(99, dtype=np.float32)
-    adopted = RUNTIME.adopt_linear(segments, 256, bias, True)
+    adopted = RUNTIME.adopt_linear(segments, 256, bias, activations="int12")
     del segments, packed
     assert (adopted.rows, adopted.cols, adopted.formats) == (99, 256, ["w4", "w8", "f16"])
     assert adopted.has_bias

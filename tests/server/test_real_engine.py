@@ -188,7 +188,7 @@ async def test_refused_neighbour_changes_nothing(server: RealServer) -> None:
 async def test_lost_clients_free_their_blocks_in_every_state(tmp_path: Path) -> None:
     """B49: queued, in prefill, in decode, without stream; none can end before its client leaves."""
     model = make_tiny_model(tmp_path / "long.gguf", context_length=16_384)
-    async with serving(model, "--max-num-seqs", "4") as server:
+    async with serving(model, "--max-num-seqs", "4", "--max-queue-ttft", "3600") as server:
         prompts = ["x", "the river runs " * 60]
         bodies = [
             {**LONG, "prompt": prompt, "stream": is_stream, "max_tokens": 15_000}
