@@ -58,7 +58,7 @@ LinearWeight pack(Runtime& runtime, const std::vector<RawPart>& parts,
 // A weight over blocks that were packed before; they are used where they lie.
 LinearWeight adopt(const Runtime& runtime, const std::vector<PackedPart>& parts, int64_t cols,
                    const std::optional<F32Vector>& bias, bool is_sensitive,
-                  const std::optional<std::string>& activations) {
+                   const std::optional<std::string>& activations) {
   require(!parts.empty(), "a linear weight needs at least one segment");
   require(cols > 0 && cols <= (int64_t{1} << 24) && cols % 32 == 0, "cols: not a multiple of 32");
   LinearWeight weight;

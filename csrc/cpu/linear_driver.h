@@ -24,7 +24,7 @@ enum PanelKind : int {
   kFloatPanel,  // 32 floats
   kInt12Panel,  // 32 int8 (high parts), 32 int8 (low parts), then scale, scale * sum
   kBf16Panel,    // 32 bf16
-  kBf16W4Panel,  // 32 bf16 in the order of w4's nibbles, see amx/linear_bf16.cpp
+  kBf16W4Panel,  // 32 bf16 in the order of w4's nibbles, see amx/linear_quantize.cpp
   kNumPanelKinds,
 };
 
@@ -52,13 +52,12 @@ struct TileArgs {
   int64_t stride;         // of out and residual
 };
 
-
 namespace {
 
 constexpr int kRowsPerGroup = 16;
 constexpr int kMaxTileTokens = 16;
 constexpr int kBlockCols = 32;
-constexpr int kMaxTilesPerTask = 8;
+constexpr int64_t kMaxTilesPerTask = 8;
 constexpr int64_t kMinWorkspaceBytes = 1 << 20;
 
 // Bytes a token takes in a panel, per block of 32 values, by PanelKind.
@@ -136,7 +135,7 @@ SegmentTasks split_segment(const LinearArgs& args, const PackedMatrix& m, const 
   t.groups_per_task = min_of(fit, fair);
   if (t.groups_per_task > Isa::kGroupsAtOnce) t.groups_per_task -= t.groups_per_task % Isa::kGroupsAtOnce;
   t.row_tasks = ceil_div(t.groups, t.groups_per_task);
-  t.token_tasks = ceil_div(tiling.num_tiles, Isa::kTilesPerTask);
+  t.token_tasks = ceil_div(tiling.num_tiles, Isa::tiles_per_task(args.activations));
   t.tiles_per_task = ceil_div(tiling.num_tiles, t.token_tasks);
   t.count = t.row_tasks * t.token_tasks;
   return t;
@@ -197,8 +196,9 @@ void run_tiles(const LinearArgs& args, const PanelSet& panels, Worker& worker) {
   }
 }
 
-// Isa: static constexpr int kTileTokens: at most kMaxTileTokens; kTilesPerTask: at most
-//        kMaxTilesPerTask; kGroupsAtOnce: groups that its kernel likes to take together;
+// Isa: static constexpr int kTileTokens: at most kMaxTileTokens; kTasksPerThread: that a product is cut
+//        into at least; kGroupsAtOnce: groups that its kernel likes to take together;
+//      static int64_t tiles_per_task(Activations): at most kMaxTilesPerTask;
 //      static void quantize(const LinearArgs&, const PanelSet&, int64_t token, int64_t count);
 //      static void run_task(WeightFormat, const TileArgs* tiles, int num_tiles, std::byte* workspace):
 //        the tiles share the weights; the workspace has at least kMinWorkspaceBytes

@@ -149,18 +149,15 @@ bool Plan::can_join_gates(const float* gate_up, int64_t gate_rows) const {
 // computing the gates beside the activations' rounding.
 void Plan::join_gates() {
   constexpr int kMinTokens = 65;
-  for (Op& op : ops_) {
-    auto* args = std::get_if<LinearArgs>(&op.args);
-    if (args == nullptr) continue;
-    const bool is_joined = args->num_tokens >= kMinTokens;
-    if (op.gate_rows > 0) {
-      args->gate_rows = is_joined ? op.gate_rows : 0;
-      args->out_stride = is_joined ? op.gate_rows : 2 * op.gate_rows;
-    }
-    if (op.opened_cols > 0) {
-      args->prologue = is_joined ? Prologue::kNone : Prologue::kSiluMul;
-      args->x_stride = is_joined ? op.opened_cols : 2 * op.opened_cols;
-    }
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    const int64_t rows = ops_[i].gate_rows;
+    if (rows == 0) continue;
+    auto& gates = std::get<LinearArgs>(ops_[i].args);
+    auto& reader = std::get<LinearArgs>(ops_[i + 1].args);
+    const bool is_joined = gates.num_tokens >= kMinTokens;
+    gates.gate_rows = is_joined ? rows : 0;
+    gates.out_stride = reader.x_stride = is_joined ? rows : 2 * rows;
+    reader.prologue = is_joined ? Prologue::kNone : Prologue::kSiluMul;
   }
 }
 
@@ -177,8 +174,7 @@ void Plan::add_linear(int x, const LinearWeight& weight, int out, const RmsNorm*
   const Prologue prologue = norm != nullptr ? Prologue::kRmsNorm
                             : is_gated      ? Prologue::kSiluMul
                                             : Prologue::kNone;
-  const bool can_join = is_gated && can_join_gates(data(x), weight.cols);
-  if (can_join) ops_.back().gate_rows = weight.cols;
+  if (is_gated && can_join_gates(data(x), weight.cols)) ops_.back().gate_rows = weight.cols;
   add(OpKind::kLinear, in.is_logits,
       LinearArgs{.x = data(x),
                  .x_stride = in.features,
@@ -195,7 +191,6 @@ void Plan::add_linear(int x, const LinearWeight& weight, int out, const RmsNorm*
                  .panels = nullptr,
                  .activations = weight.activations,
                  .gate_rows = 0});
-  if (can_join) ops_.back().opened_cols = weight.cols;
 }
 
 // The table of the step's cos and sin, once before the first op that reads it.

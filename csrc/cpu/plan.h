@@ -91,8 +91,8 @@ class Plan {
     OpKind kind;
     bool is_logits;
     Args args;
-    int64_t gate_rows = 0;   // of a product whose outputs are gates and what they open
-    int64_t opened_cols = 0;  // of the product that reads them
+    // Of a product whose outputs are gates and what they open, if the next op may find them joined.
+    int64_t gate_rows = 0;
   };
 
   const Buffer& buffer(int id) const;

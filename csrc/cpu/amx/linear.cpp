@@ -7,9 +7,12 @@ namespace {
 
 struct Isa {
   static constexpr int kTileTokens = 16;
-  static constexpr int64_t kTilesPerTask = kBf16TilesPerTask;
   static constexpr int64_t kTasksPerThread = 8;
   static constexpr int64_t kGroupsAtOnce = 2;
+
+  static constexpr int64_t tiles_per_task(Activations activations) {
+    return activations == Activations::kBf16 ? kBf16TilesPerTask : kMaxTilesPerTask;
+  }
 
   static void quantize(const LinearArgs& args, const PanelSet& panels, int64_t token,
                        int64_t count) {

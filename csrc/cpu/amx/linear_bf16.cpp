@@ -10,6 +10,7 @@
 // After the vector type:
 #include "../numerics.h"
 #include "linear_kernels.h"
+#include "tile_config.h"
 
 namespace caudal::amx {
 namespace {
@@ -28,23 +29,13 @@ static_assert(kBf16TilesPerTask == kProducts);
 // Registers 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights. In assembly, as the compiler's
 // intrinsics do not tell it that a tile load reads memory.
 
-struct TileConfig {
-  uint8_t palette;
-  uint8_t start_row;
-  uint8_t reserved[14];
-  uint16_t row_bytes[16];
-  uint8_t rows[16];
-};
-static_assert(sizeof(TileConfig) == 64);
-
 void configure(int num_tokens) {
-  TileConfig config = {};
-  config.palette = 1;
+  TileConfig config;
   for (int i = 0; i < 8; ++i) {
     config.row_bytes[i] = 64;
     config.rows[i] = static_cast<uint8_t>(i < 6 ? num_tokens : kRowsPerGroup);
   }
-  asm volatile("ldtilecfg %0" : : "m"(config));
+  load_config(config);
 }
 
 template <int kTile>

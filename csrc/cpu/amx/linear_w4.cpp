@@ -7,6 +7,7 @@
 // after a tile instruction. The float sums of each tile wait in memory between such chunks. All that
 // is used again stays within half of L1, as the other hardware thread of the core may need the rest.
 #include "linear_kernels.h"
+#include "tile_config.h"
 
 namespace caudal::amx {
 namespace {
@@ -31,18 +32,8 @@ constexpr int kUnpackedBytes = kWide ? 2 * kHalfBytes : kHalfBytes;
 
 // Tile registers 0, 1 and 2 take the products, the activations and the weights of one block; 3, 4
 // and 5 those of the next.
-struct TileConfig {
-  uint8_t palette;
-  uint8_t start_row;
-  uint8_t reserved[14];
-  uint16_t row_bytes[16];
-  uint8_t rows[16];
-};
-static_assert(sizeof(TileConfig) == 64);
-
 void configure(int num_tokens, int value_bytes) {
-  TileConfig config = {};
-  config.palette = 1;
+  TileConfig config;
   for (int i = 0; i < 6; i += 3) {
     config.row_bytes[i] = 64;
     config.rows[i] = static_cast<uint8_t>(num_tokens);
@@ -51,7 +42,7 @@ void configure(int num_tokens, int value_bytes) {
     config.row_bytes[i + 2] = 64;
     config.rows[i + 2] = static_cast<uint8_t>(value_bytes / 4);
   }
-  asm volatile("ldtilecfg %0" : : "m"(config));
+  load_config(config);
 }
 
 // Products of one block into `out`, [tokens][16 rows]. The compiler's intrinsics do not tell it that

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attention_rows.h"
+#include "tile_config.h"
 
 namespace caudal::amx {
 namespace {
@@ -19,15 +20,6 @@ struct Dots {
 
 // Tile registers: 0 and 1, or 6 and 7, take high and low products, 2 and 3 hold the rows' high and
 // low bytes, 4 and 5 the cache's.
-struct TileConfig {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-static_assert(sizeof(TileConfig) == 64);
-
 // `depth` bytes are multiplied per tile.
 void configure(int num_rows, int depth) {
   TileConfig config;
@@ -35,7 +27,7 @@ void configure(int num_rows, int depth) {
     config.row_bytes[i] = static_cast<uint16_t>(i == 2 || i == 3 ? depth : 64);
     config.rows[i] = static_cast<uint8_t>(i == 4 || i == 5 ? depth / 4 : num_rows);
   }
-  asm volatile("ldtilecfg %0" : : "m"(config));
+  load_config(config);
 }
 
 template <int kPair>

@@ -20,9 +20,9 @@ void run_tile(WeightFormat format, const TileArgs& args) {
 namespace {
 
 struct Isa {
-  static constexpr int64_t kTilesPerTask = 8;
   static constexpr int64_t kTasksPerThread = 4;
   static constexpr int64_t kGroupsAtOnce = 1;
+  static constexpr int64_t tiles_per_task(Activations) { return kMaxTilesPerTask; }
   static constexpr int kTileTokens = 16;
 
   static void quantize(const LinearArgs& args, const PanelSet& panels, int64_t token,
