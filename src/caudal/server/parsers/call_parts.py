@@ -81,3 +81,22 @@ class CallParts:
         """The parts since the last time."""
         parts, self._parts = self._parts, []
         return merged(parts)
+
+
+class CallReader:
+    """A parser that collects what it finds in `CallParts`, with text that is not certain yet."""
+
+    def __init__(self, rules: CallRules) -> None:
+        self._rules = rules
+        self._out = CallParts(rules)
+        self._held = ""
+
+    @property
+    def num_complete_calls(self) -> int:
+        """Calls with arguments that parse."""
+        return self._out.num_complete_calls
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there are as many calls as there may be."""
+        return self._out.is_done

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from caudal.server.parsers.call_parts import CallParts, CallRules
+from caudal.server.parsers.call_parts import CallReader, CallRules
 from caudal.server.parsers.call_scanner import CallScanner, CallState
 from caudal.server.parsers.parts import Part, Reasoning
 from caudal.server.parsers.reasoning import ReasoningState, held_from
@@ -18,7 +18,7 @@ _HEADER = re.compile(r"(?:assistant)?\s*(?:to?|to=[\w.-]*)")
 _MAX_HEADER = 512
 
 
-class HarmonyParser:
+class HarmonyParser(CallReader):
     """Reads messages: a header up to `<|message|>`, then a body up to a mark that ends it.
 
     Analysis is reasoning. A body addressed to a function is a call if it is a JSON object, else
@@ -29,10 +29,8 @@ class HarmonyParser:
         self, rules: CallRules, state: ReasoningState, *, is_reasoning_shown: bool = True
     ) -> None:
         """`state` is where the prompt leaves the answer: UNDECIDED is before a header."""
-        self._rules = rules
-        self._out = CallParts(rules)
+        super().__init__(rules)
         self._is_reasoning_shown = is_reasoning_shown
-        self._held = ""
         self._header: str | None = None  # None: inside a body
         if state is ReasoningState.UNDECIDED:
             self._header = ""
@@ -42,16 +40,6 @@ class HarmonyParser:
         self._raw: list[str] = []  # what becomes content if no call comes of it
         self.is_reasoning = state is ReasoningState.REASONING
         """Whether the text at hand is reasoning."""
-
-    @property
-    def num_complete_calls(self) -> int:
-        """Calls with arguments that parse."""
-        return self._out.num_complete_calls
-
-    @property
-    def is_done(self) -> bool:
-        """Whether there are as many calls as there may be."""
-        return self._out.is_done
 
     def push(self, text: str) -> list[Part]:
         """The parts that `text` makes certain. After the last allowed call text is ignored."""

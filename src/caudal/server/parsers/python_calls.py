@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 
-from caudal.server.parsers.call_parts import CallParts, CallRules
+from caudal.server.parsers.call_parts import CallReader, CallRules
 from caudal.server.parsers.parts import Part
 from caudal.server.parsers.python_strings import PythonString
 from caudal.server.parsers.reasoning import held_from
@@ -20,7 +20,7 @@ _KEY = re.compile(r"([^\W\d]\w{0,127})\s{0,8}=(?=[^=])")
 _MAX_DEPTH = 64
 
 
-class PythonCallParser:
+class PythonCallParser(CallReader):
     """A state machine over the text that is not certain yet.
 
     The list stands at the beginning of an answer or after the opener. A call is certain once its
@@ -29,10 +29,8 @@ class PythonCallParser:
     """
 
     def __init__(self, rules: CallRules) -> None:
-        self._rules = rules
-        self._out = CallParts(rules)
+        super().__init__(rules)
         self._state: Callable[[str], str | None] = self._at_start
-        self._held = ""
         self._raw = ""  # what becomes content if no call comes of it
         self._name = ""
         self._is_in_list = False
@@ -40,16 +38,6 @@ class PythonCallParser:
         self._is_repeated = False
         self._string: PythonString | None = None
         self._value = _ValueEnd()
-
-    @property
-    def num_complete_calls(self) -> int:
-        """Calls with arguments that parse."""
-        return self._out.num_complete_calls
-
-    @property
-    def is_done(self) -> bool:
-        """Whether there are as many calls as there may be."""
-        return self._out.is_done
 
     def push(self, text: str) -> list[Part]:
         """The parts that `text` makes certain. After the last allowed call text is ignored."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from caudal.server.parsers.call_parts import CallParts, CallRules
+from caudal.server.parsers.call_parts import CallReader, CallRules
 from caudal.server.parsers.parts import Part
 from caudal.server.parsers.reasoning import held_from
 from caudal.server.parsers.values import json_of_text
@@ -23,7 +23,7 @@ _NAME = re.compile(r"\s*([\w.-]{1,128})\s*")
 _MAX_NAME = 200
 
 
-class XmlCallParser:
+class XmlCallParser(CallReader):
     """A state machine over the text that is not certain yet.
 
     A call is certain once its first parameter or its end has come; until then it may turn out to
@@ -32,10 +32,8 @@ class XmlCallParser:
     """
 
     def __init__(self, rules: CallRules) -> None:
-        self._rules = rules
-        self._out = CallParts(rules)
+        super().__init__(rules)
         self._state: Callable[[str], str | None] = self._in_text
-        self._held = ""
         self._raw = ""  # what becomes content if no call comes of it
         self._name = ""
         self._keys: set[str] = set()
@@ -44,16 +42,6 @@ class XmlCallParser:
         self._is_text = False
         self._is_repeated = False
         self._is_after_call = False
-
-    @property
-    def num_complete_calls(self) -> int:
-        """Calls with arguments that parse."""
-        return self._out.num_complete_calls
-
-    @property
-    def is_done(self) -> bool:
-        """Whether there are as many calls as there may be."""
-        return self._out.is_done
 
     def push(self, text: str) -> list[Part]:
         """The parts that `text` makes certain. After the last allowed call text is ignored."""
