@@ -1,13 +1,15 @@
 """Checks an overloaded server: are refusals honest, and are health probes answered in time?
 
     python benchmarks/overload.py retry [--model smollm2-135m] [--rounds 5] [--seconds 45]
-                                       [-- flags of serve]
+                                       [--workload short|long|chat] [-- flags of serve]
     python benchmarks/overload.py probes [--requests 1280] [--rounds 3] [-- flags of serve]
 
 `retry` sends a burst to the idle server until a request is refused, asks again and again until one
 is admitted, and compares that time with what the refusal said (`Retry-After-Ms`); it begins no
-burst after --seconds. `probes` sends many requests at
-once and measures the answers of /live, /ready and /health meanwhile, each on a new connection.
+burst after --seconds. Answers of `short` and `long` end by their limits, one prompt in four of
+`long` is long; those of `chat` end by themselves, far below their limits. `probes` sends many
+requests at once and measures the answers of /live, /ready and /health meanwhile, each on a new
+connection.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -36,12 +39,62 @@ MAX_WAIT_S = 120.0
 POLL_S = 0.05
 NUM_OUTPUT = (20, 120)
 """Tokens of an answer."""
+TASKS = (
+    "Name the capital of {}.",
+    "Write one short sentence about {}.",
+    "Say what {} is in a few words.",
+    "Is {} larger than a house? Answer yes or no.",
+    "List three things that have to do with {}.",
+)
+THINGS = ("France", "a horse", "the Moon", "winter", "Japan", "a violin", "tea", "Egypt", "chess")
 
 
 def completion(rng: random.Random, num_words: int, **fields: Any) -> dict[str, Any]:
     """A request whose answer ends by its limit."""
     body = {"prompt": make_text(rng, num_words), "temperature": 0, "ignore_eos": True}
     return {**body, **fields}
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What the crowd sends; `probe` makes the request that is sent again and again."""
+
+    path: str
+    make: Callable[[random.Random], dict[str, Any]]
+    probe: Callable[[random.Random], dict[str, Any]]
+
+
+def _short(rng: random.Random) -> dict[str, Any]:
+    return completion(rng, rng.randint(20, 100), max_tokens=rng.randint(*NUM_OUTPUT))
+
+
+def _long(rng: random.Random) -> dict[str, Any]:
+    num_words = rng.randint(300, 900) if rng.random() < 0.25 else rng.randint(20, 100)
+    return completion(rng, num_words, max_tokens=rng.randint(*NUM_OUTPUT))
+
+
+def _chat(rng: random.Random) -> dict[str, Any]:
+    task = rng.choice(TASKS).format(rng.choice(THINGS))
+    messages = [
+        {"role": "system", "content": f"You are a helpful assistant. {make_text(rng, 20)}"},
+        {"role": "user", "content": task},
+    ]
+    return {"messages": messages, "temperature": 0.7, "max_tokens": 600}
+
+
+def _probe(rng: random.Random) -> dict[str, Any]:
+    return completion(rng, 60, max_tokens=1)
+
+
+def _chat_probe(rng: random.Random) -> dict[str, Any]:
+    return {**_chat(rng), "max_tokens": 1}
+
+
+WORKLOADS = {
+    "short": Workload("/v1/completions", _short, _probe),
+    "long": Workload("/v1/completions", _long, _probe),
+    "chat": Workload("/v1/chat/completions", _chat, _chat_probe),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,52 +105,64 @@ class Refusal:
     waited_s: float
 
 
-async def _fill(session: aiohttp.ClientSession, rng: random.Random) -> tuple[set[Any], float]:
-    """Send requests until one is refused; returns those in flight, and the time that was told."""
-    running: set[asyncio.Task[float | None]] = set()
-    while True:
-        body = completion(rng, rng.randint(20, 100), max_tokens=rng.randint(*NUM_OUTPUT))
-        task = asyncio.create_task(_send(session, body))
-        running.add(task)
-        await asyncio.sleep(0.001)
-        for done in [task for task in running if task.done()]:
-            running.discard(done)
-            told_s = done.result()
-            if told_s is not None:
-                return running, told_s
+@dataclass(slots=True)
+class Crowd:
+    """Sends a workload to a server."""
+
+    session: aiohttp.ClientSession
+    workload: Workload
+    rng: random.Random
+
+    async def learn(self) -> None:
+        """A few answers; they teach the server how long they are and what a step costs."""
+        await asyncio.gather(*(self._send() for _ in range(16)))
+
+    async def fill(self) -> tuple[set[asyncio.Task[float | None]], float]:
+        """Send requests until one is refused; returns those in flight, and its time to retry."""
+        running: set[asyncio.Task[float | None]] = set()
+        while True:
+            running.add(asyncio.create_task(self._send()))
+            await asyncio.sleep(0.001)
+            for done in [task for task in running if task.done()]:
+                running.discard(done)
+                told_s = done.result()
+                if told_s is not None:
+                    return running, told_s
+
+    async def _send(self) -> float | None:
+        """The time to retry of a refused request, None for an answer."""
+        body = self.workload.make(self.rng)
+        async with self.session.post(self.workload.path, json=body) as response:
+            await response.read()
+            if response.status != 429:
+                return None
+            return float(response.headers["retry-after-ms"]) / 1e3
+
+    async def wait_until_admitted(self) -> None:
+        """Ask again and again; the status of a stream is sent when the request is admitted."""
+        body = {**self.workload.probe(self.rng), "stream": True}
+        started = time.perf_counter()
+        while True:
+            async with self.session.post(self.workload.path, json=body) as response:
+                if response.status == 200:
+                    return
+            assert time.perf_counter() - started < MAX_WAIT_S
+            await asyncio.sleep(POLL_S)
 
 
-async def _send(session: aiohttp.ClientSession, body: dict[str, Any]) -> float | None:
-    """The time to retry of a refused request, None for an answer."""
-    async with session.post("/v1/completions", json=body) as response:
-        await response.read()
-        if response.status != 429:
-            return None
-        return float(response.headers["retry-after-ms"]) / 1e3
-
-
-async def _admitted(session: aiohttp.ClientSession, body: dict[str, Any]) -> bool:
-    """Whether a stream opens: its status is sent when the request is admitted."""
-    async with session.post("/v1/completions", json={**body, "stream": True}) as response:
-        return response.status == 200
-
-
-async def measure_retry(url: str, num_rounds: int, max_s: float) -> list[Refusal]:
+async def measure_retry(url: str, name: str, num_rounds: int, max_s: float) -> list[Refusal]:
     """One refusal per round, on a queue that nobody else fills meanwhile; prints a row each."""
-    rng = random.Random(0)
     refusals: list[Refusal] = []
     connector = aiohttp.TCPConnector(limit=0)
     print("| told (s) | true (s) | told / true |\n|---|---|---|", flush=True)
     end = time.perf_counter() + max_s
     async with aiohttp.ClientSession(url, connector=connector) as session:
+        crowd = Crowd(session, WORKLOADS[name], random.Random(0))
         while len(refusals) < num_rounds and time.perf_counter() < end:
-            await _learn(session, rng)
-            running, told_s = await _fill(session, rng)
+            await crowd.learn()
+            running, told_s = await crowd.fill()
             started = time.perf_counter()
-            body = completion(rng, 60, max_tokens=1)
-            while not await _admitted(session, body):
-                assert time.perf_counter() - started < MAX_WAIT_S
-                await asyncio.sleep(POLL_S)
+            await crowd.wait_until_admitted()
             refusal = Refusal(told_s, time.perf_counter() - started)
             refusals.append(refusal)
             ratio = refusal.told_s / refusal.waited_s
@@ -106,12 +171,6 @@ async def measure_retry(url: str, num_rounds: int, max_s: float) -> list[Refusal
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
     return refusals
-
-
-async def _learn(session: aiohttp.ClientSession, rng: random.Random) -> None:
-    """A few answers, from which the server learns how long they are and what a step costs."""
-    bodies = [completion(rng, 60, max_tokens=rng.randint(*NUM_OUTPUT)) for _ in range(16)]
-    await asyncio.gather(*(_send(session, body) for body in bodies))
 
 
 def print_refusals(refusals: list[Refusal]) -> None:
@@ -174,6 +233,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=45.0)
+    parser.add_argument("--workload", choices=tuple(WORKLOADS), default="short")
     parser.add_argument("--requests", type=int, default=1280)
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     args, flags = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
@@ -182,7 +242,8 @@ def main() -> None:
     print(describe_machine())
     with caudal_server(args.model, flags) as url:
         if args.what == "retry":
-            print_refusals(asyncio.run(measure_retry(url, args.rounds, args.seconds)))
+            measured = measure_retry(url, args.workload, args.rounds, args.seconds)
+            print_refusals(asyncio.run(measured))
             return
         for _ in range(args.rounds):
             times = sorted(asyncio.run(measure_probes(url, args.requests)))

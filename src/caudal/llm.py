@@ -209,7 +209,7 @@ class LLM:
             if delta.stopped_by is not None:
                 completion.finish_reason = FinishReason.STOP
                 if not is_final:
-                    self._core.abort([output.request_id])
+                    self._core.abort([output.request_id], is_answered=True)
             if completion.finish_reason is not None:
                 del open_requests[output.request_id]
 

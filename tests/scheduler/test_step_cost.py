@@ -111,6 +111,31 @@ def test_machine_that_turns_twice_as_slow_is_followed() -> None:
     assert machine.worst_error(model) < 0.15
 
 
+@pytest.mark.parametrize("speed", [0.5, 2.0])
+def test_decode_steps_of_another_speed_do_not_change_what_prompts_cost(speed: float) -> None:
+    """The server's own work slows short steps; a burst's wait must not be told wrong for that."""
+    costs = MACHINES["laptop"]
+    machine, model = Machine(costs, 5), StepCostModel()
+    train(model, machine, 200)
+    for _ in range(100):
+        shape = (8, 0, 2000)
+        model.observe(*shape, machine.measure(shape) * speed)
+    assert model.predict(8, 0, 2000) == pytest.approx(
+        machine.true_ms((8, 0, 2000)) * speed, rel=0.1
+    )
+    assert model.prefill_ms(256, 0) == pytest.approx(costs.prefill_token_ms * 256, rel=0.25)
+
+
+def test_prompts_that_turn_twice_as_slow_are_followed_within_thirty_steps() -> None:
+    machine, model = Machine(MACHINES["laptop"], 6), StepCostModel()
+    train(model, machine, 200)
+    for _ in range(30):
+        shape = (machine.rng.randint(0, 32), machine.rng.choice([100, 300, 512]), 5000)
+        model.observe(*shape, machine.measure(shape) * 2)
+    shape = (8, 256, 5000)
+    assert model.predict(*shape) == pytest.approx(machine.true_ms(shape) * 2, rel=0.15)
+
+
 def test_long_decoding_does_not_unlearn_prefill() -> None:
     machine = Machine(MACHINES["slow core"], 5)
     model = StepCostModel()

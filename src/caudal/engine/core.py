@@ -120,9 +120,9 @@ class EngineCore:
         ]
         return [_make_refusal(refused) for refused in self._scheduler.add_requests(created, now)]
 
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """Free requests in any state at once; unknown ids are ignored."""
-        self._scheduler.abort(request_ids, self._clock())
+    def abort(self, request_ids: Sequence[str], *, is_answered: bool = False) -> None:
+        """Free requests in any state at once; unknown ids are ignored. See Scheduler.abort."""
+        self._scheduler.abort(request_ids, self._clock(), is_answered=is_answered)
 
     def inject_fault(self, request_id: str, after_output_tokens: int) -> None:
         """Tests only: see DebugFault."""

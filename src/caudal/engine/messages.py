@@ -37,6 +37,8 @@ class AbortRequests(msgspec.Struct, kw_only=True, tag="abort"):
     """The client has left (or a stop string matched): free these requests."""
 
     request_ids: list[str]
+    is_answered: bool = False
+    """Their answers are complete: what they are long is how long answers are."""
 
 
 class Drain(msgspec.Struct, kw_only=True, tag="drain"):

@@ -115,7 +115,7 @@ class EngineProcess:
                 self._add(core, message)
             elif isinstance(message, AbortRequests):
                 self._preparations.discard(message.request_ids)
-                core.abort(message.request_ids)
+                core.abort(message.request_ids, is_answered=message.is_answered)
             elif isinstance(message, InspectRequests):
                 self._result.progress = core.progress()
             elif isinstance(message, DebugFault):

@@ -90,7 +90,7 @@ class OutputStream:
         if not self._is_finished:
             self._is_finished = True
             self._items.clear()
-            self._client.abort([self._request_id])
+            self._client.abort([self._request_id], is_answered=True)
 
 
 class ZmqEngineClient:
@@ -196,10 +196,10 @@ class ZmqEngineClient:
             raise
         return stream
 
-    def abort(self, request_ids: list[str]) -> None:
-        """See EngineClient.abort."""
+    def abort(self, request_ids: list[str], *, is_answered: bool = False) -> None:
+        """See EngineClient.abort; `is_answered` as in AbortRequests."""
         if request_ids:
-            self._try_send(AbortRequests(request_ids=request_ids))
+            self._try_send(AbortRequests(request_ids=request_ids, is_answered=is_answered))
 
     def inject_fault(self, request_id: str, after_output_tokens: int) -> None:
         """Tests only: make a request raise inside a step after so many output tokens."""

@@ -11,7 +11,7 @@ from operator import mul
 from typing import NamedTuple
 
 from caudal.config import SchedulerConfig
-from caudal.scheduler.answer_lengths import AnswerLengths
+from caudal.scheduler.answer_lengths import LengthShares
 from caudal.scheduler.request import Request
 from caudal.scheduler.stats import TrafficAverages
 from caudal.scheduler.step_cost import StepCostModel
@@ -162,9 +162,12 @@ class Forecaster:
 
     def _make_course(self, load: RunningLoad, mean_prompt: float, mean_limit: float) -> Course:
         earliest = min((row.limit for row in load.rows if row.num_output < 0), default=0)
-        fresh = _FreshAnswers(self._averages.lengths, mean_limit, earliest)
+        shares = self._averages.lengths.shares(
+            row.num_output for row in load.rows if row.num_output > 0
+        )
+        fresh = _FreshAnswers(shares, mean_limit, earliest)
         points = fresh.points
-        old = self._num_alive(load.rows, points)
+        old = _num_alive(load.rows, points, shares)
         mean_context = load.context_tokens / max(1, len(load.rows))
         course = Course(mean_prompt, [0.0], [0.0], [0.0])
         stretch = self._averages.stretch
@@ -212,26 +215,29 @@ class Forecaster:
             num_tokens = min(num_tokens, max(within, granted))
         return decode_ms, num_tokens, token_ms
 
-    def _num_alive(self, rows: Sequence[DecodeRow], points: list[float]) -> list[float]:
-        """How many of `rows` have probably not ended at each point."""
-        lengths, span = self._averages.lengths, max(1, int(points[-1] / BUCKETS))
-        ended = [0.0] * len(points)
-        buckets = Counter(
-            row.num_output // span for row in rows if row.num_output >= 0 and row.limit > points[-1]
-        )
-        for bucket, num_rows in buckets.items():
-            shares = lengths.ended_shares(bucket * span + span // 2, points)
-            ended = [sum_ + num_rows * share for sum_, share in zip(ended, shares, strict=True)]
-        for row in rows:
-            if row.num_output >= 0 and row.limit > points[-1]:
-                continue
-            last = bisect_left(points, row.limit)
-            if row.num_output >= 0:
-                for index, share in enumerate(lengths.ended_shares(row.num_output, points[:last])):
-                    ended[index] += share
-            for index in range(last, len(points)):
-                ended[index] += 1.0
-        return [len(rows) - sum_ for sum_ in ended]
+
+def _num_alive(
+    rows: Sequence[DecodeRow], points: list[float], lengths: LengthShares
+) -> list[float]:
+    """How many of `rows` have probably not ended at each point."""
+    span = max(1, int(points[-1] / BUCKETS))
+    ended = [0.0] * len(points)
+    buckets = Counter(
+        row.num_output // span for row in rows if row.num_output >= 0 and row.limit > points[-1]
+    )
+    for bucket, num_rows in buckets.items():
+        shares = lengths.ended(bucket * span + span // 2, points)
+        ended = [sum_ + num_rows * share for sum_, share in zip(ended, shares, strict=True)]
+    for row in rows:
+        if row.num_output >= 0 and row.limit > points[-1]:
+            continue
+        last = bisect_left(points, row.limit)
+        if row.num_output >= 0:
+            for index, share in enumerate(lengths.ended(row.num_output, points[:last])):
+                ended[index] += share
+        for index in range(last, len(points)):
+            ended[index] += 1.0
+    return [len(rows) - sum_ for sum_ in ended]
 
 
 def _are_similar(one: float, other: float) -> bool:
@@ -241,7 +247,7 @@ def _are_similar(one: float, other: float) -> bool:
 class _FreshAnswers:
     """Shares of new answers that go on, for starts and ends on one grid of steps."""
 
-    def __init__(self, lengths: AnswerLengths, mean_limit: float, least: int) -> None:
+    def __init__(self, lengths: LengthShares, mean_limit: float, least: int) -> None:
         """Look at least so many steps ahead, and as a rule over HORIZON answers."""
         length = max(1.0, min(lengths.mean, mean_limit))
         first = max(HORIZON * length, least * GROWTH) * (GROWTH - 1) / (GROWTH**NUM_INTERVALS - 1)
@@ -251,7 +257,7 @@ class _FreshAnswers:
             self.points.append(self.points[-1] + first * GROWTH**index)
         points = self.points
         by_birth = [
-            lengths.fresh_shares(mean_limit, [point - start for point in points[birth:]])
+            lengths.of_fresh(mean_limit, [point - start for point in points[birth:]])
             for birth, start in enumerate(points)
         ]
         self.alive = [

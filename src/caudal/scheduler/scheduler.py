@@ -120,15 +120,17 @@ class Scheduler:
             self._state.counters.count_rejected(refusal.reason)
         return refused
 
-    def abort(self, request_ids: Sequence[str], now: float) -> None:
+    def abort(self, request_ids: Sequence[str], now: float, *, is_answered: bool = False) -> None:
         """Free requests in any state at once; their terminal outputs come with the next update.
 
-        Unknown or finished ids are ignored.
+        Unknown or finished ids are ignored. `is_answered`: as far as they have come they are
+        complete (a stop string), so their lengths are those of answers.
         """
         for request_id in request_ids:
             request = self._state.requests.get(request_id)
             if request is not None:
                 self._state.counters.num_cancelled += 1
+                self._note_length(request, is_whole=is_answered)
                 self._pending.append(self._finish(request, FinishReason.ABORT, now))
 
     def schedule(self, now: float) -> SchedulerOutput:
@@ -381,8 +383,7 @@ class Scheduler:
         started = request.first_scheduled_time
         if reason is FinishReason.STOP or reason is FinishReason.LENGTH:
             assert now is not None and started is not None
-            if request.num_output_tokens > 0 and not request.is_background:
-                state.averages.lengths.add(request.num_output_tokens)
+            self._note_length(request, is_whole=True)
         output = self._make_output(request)
         output.finish_reason = reason
         output.num_preempted_tokens = request.num_preempted_tokens
@@ -390,6 +391,11 @@ class Scheduler:
         if started is None and now is not None:
             output.queue_ms = (now - request.arrival_time) * 1e3
         return output
+
+    def _note_length(self, request: Request, *, is_whole: bool) -> None:
+        """Learn how long answers are; one that was broken off was going to be longer."""
+        if request.num_output_tokens > 0 and not request.is_background:
+            self._state.averages.lengths.add(request.num_output_tokens, is_whole=is_whole)
 
     def _make_output(self, request: Request) -> RequestOutput:
         output = RequestOutput(

@@ -28,8 +28,10 @@ CLIP_SIGMAS = 3.0
 MIN_SIGMA = 0.03
 INITIAL_SIGMA = 1.0
 SIGMA_RATE = 0.1
-SPEED_WINDOW = 7
-"""Steps whose median tells whether the whole machine got faster or slower."""
+DECODE_SPEED_WINDOW = 7
+"""Decode-only steps whose median tells whether such steps got faster or slower as a whole."""
+PREFILL_SPEED_WINDOW = 15
+"""The same of steps with prefill. Their sizes differ more, and one burst has few of them."""
 SPEED_DEAD_ZONE = 0.15
 WARM_STEPS = 64
 DECODE_STRIDE = 4
@@ -51,7 +53,9 @@ class StepCostModel:
     * The prior is scaled to the machine's general speed. It decides what the data leave open,
       such as how a constant number of rows shares its cost with the step.
     * When the machine as a whole changes speed (a neighbour, a clock), the median ratio of the
-      last steps rescales everything learnt so far.
+      last steps rescales what was learnt so far from steps of their kind. That of the other kind
+      stays: what slows short decode steps most (a server that writes many answers on the same
+      cores) hardly touches a prompt, and a burst must be foreseen before its first step.
     """
 
     def __init__(self, prior: StepCosts | None = None) -> None:
@@ -63,11 +67,10 @@ class StepCostModel:
             prior.context_token_ms,
         )
         self._coefficients = self._prior
-        self._decode_steps = _NormalEquations()
-        self._prefill_steps = _NormalEquations()
+        self._decode_steps = _NormalEquations(DECODE_SPEED_WINDOW)
+        self._prefill_steps = _NormalEquations(PREFILL_SPEED_WINDOW)
         self._log_scale = 0.0
         self._sigma = INITIAL_SIGMA
-        self._ratios: deque[float] = deque(maxlen=SPEED_WINDOW)
         self._num_skipped = 0
         self.num_observed = 0
 
@@ -107,7 +110,11 @@ class StepCostModel:
         if not 0 < step_ms < math.inf:
             return
         predicted = self.predict(decode_rows, prefill_tokens, context_tokens)
-        if self._follow_speed(step_ms, predicted):
+        equations = self._prefill_steps if prefill_tokens else self._decode_steps
+        if self.num_observed >= WARM_STEPS and equations.follow_speed(
+            step_ms / max(predicted, 1e-6)
+        ):
+            self._fit()
             predicted = self.predict(decode_rows, prefill_tokens, context_tokens)
         if prefill_tokens == 0 and self.num_observed >= WARM_STEPS:
             self._num_skipped = (self._num_skipped + 1) % DECODE_STRIDE
@@ -123,26 +130,8 @@ class StepCostModel:
         )
         self.num_observed += 1
         self._follow_scale(sum(features))
-        equations = self._prefill_steps if prefill_tokens else self._decode_steps
         equations.add(features, self._trust(1.0 - predicted / step_ms))
         self._fit()
-
-    def _follow_speed(self, step_ms: float, predicted_ms: float) -> bool:
-        """Rescale what was learnt if most of the last steps were off to the same side."""
-        ratios = self._ratios
-        ratios.append(step_ms / max(predicted_ms, 1e-6))
-        if len(ratios) < SPEED_WINDOW or self.num_observed < WARM_STEPS:
-            return False
-        speed = sorted(ratios)[SPEED_WINDOW // 2]
-        if abs(speed - 1.0) <= SPEED_DEAD_ZONE:
-            return False
-        ratios.clear()
-        self._decode_steps.rescale(speed)
-        self._prefill_steps.rescale(speed)
-        self._log_scale += math.log(speed)
-        step, row, token, context = self._coefficients
-        self._coefficients = (step * speed, row * speed, token * speed, context * speed)
-        return True
 
     def _follow_scale(self, prior_ratio: float) -> None:
         """Average the log of measured to prior time: first plainly, then over ~50 steps."""
@@ -186,9 +175,10 @@ class StepCostModel:
 class _NormalEquations:
     """Sums over observations, each with weight FORGETTING ** (later observations)."""
 
-    def __init__(self) -> None:
+    def __init__(self, speed_window: int) -> None:
         self.matrix = [[0.0] * _NUM for _ in range(_NUM)]
         self.target = [0.0] * _NUM
+        self._ratios: deque[float] = deque(maxlen=speed_window)
 
     def add(self, features: _Vector, weight: float) -> None:
         target = self.target
@@ -201,7 +191,23 @@ class _NormalEquations:
             row[3] = row[3] * FORGETTING + scaled * x3
             target[i] = target[i] * FORGETTING + scaled
 
-    def rescale(self, speed: float) -> None:
+    def follow_speed(self, ratio: float) -> bool:
+        """Rescale what was learnt if most of the last steps were off to the same side.
+
+        `ratio` is the measured over the predicted time of the newest.
+        """
+        ratios = self._ratios
+        ratios.append(ratio)
+        if len(ratios) < (ratios.maxlen or 0):
+            return False
+        speed = sorted(ratios)[len(ratios) // 2]
+        if abs(speed - 1.0) <= SPEED_DEAD_ZONE:
+            return False
+        ratios.clear()
+        self._rescale(speed)
+        return True
+
+    def _rescale(self, speed: float) -> None:
         """As if every step seen had taken `speed` times as long."""
         self.matrix = [[value / (speed * speed) for value in row] for row in self.matrix]
         self.target = [value / speed for value in self.target]
