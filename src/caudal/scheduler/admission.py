@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from caudal.config import SchedulerConfig
 from caudal.errors import ContextLengthError, InvalidRequestError, OverloadedError, RequestError
 from caudal.scheduler.forecast import Course, Forecaster, RunningLoad
+from caudal.scheduler.promises import Promise, Promises
 from caudal.scheduler.queues import QueueTotals
 from caudal.scheduler.request import Request
 from caudal.scheduler.stats import TrafficAverages
@@ -93,6 +94,8 @@ class Load:
     num_tenants: int = 1
     """Tenants with something in `waiting`, the newcomer's included."""
     now: float = 0.0
+    num_cancelled: int = 0
+    """Requests ever cancelled."""
 
 
 class LowMark:
@@ -107,22 +110,42 @@ class LowMark:
         self._closed_from: int | None = None
         """The most important priority that was refused since it was last open."""
 
-    def num_above(self, now: float, excess: float, request: Request) -> float:
+    def num_above(
+        self, now: float, excess: float, request: Request, *, is_asked: bool = True
+    ) -> float:
         """How much must leave before `request` may join; `excess` is what exceeds the bound.
 
         Requests more important than any refused one, and those that yield, are only held to the
-        bound.
+        bound. Unless it `is_asked` for, the answer changes nothing.
         """
         if request.is_background:
             return excess
-        if excess > 0 and (self._closed_from is None or request.priority < self._closed_from):
-            self._closed_from = request.priority
-        if self._closed_from is None or request.priority < self._closed_from:
-            return excess
-        above = max(excess, now - self._low)
-        if above <= 0:
-            self._closed_from = None
+        closed_from = self._closed_from
+        if excess > 0 and (closed_from is None or request.priority < closed_from):
+            closed_from = request.priority
+        above = excess
+        if closed_from is not None and request.priority >= closed_from:
+            above = max(excess, now - self._low)
+            if above <= 0:
+                closed_from = None
+        if is_asked:
+            self._closed_from = closed_from
         return above
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Whether the requests of one parent may join."""
+
+    group: Sequence[Request]
+    load: Load
+    is_real: bool = True
+    """Not only a look whether they could."""
+
+    @property
+    def first(self) -> Request:
+        """They are all alike."""
+        return self.group[0]
 
 
 class AdmissionController:
@@ -150,6 +173,7 @@ class AdmissionController:
         self._requests_mark = LowMark(config.max_queue_requests, LEFT_SHARE)
         self._tokens_mark = LowMark(config.max_queue_tokens, LEFT_SHARE)
         self._ttft_mark = LowMark(config.max_queue_ttft_s * 1e3, TTFT_LEFT_SHARE)
+        self._promises = Promises()
 
     @property
     def max_siblings(self) -> int:
@@ -158,37 +182,64 @@ class AdmissionController:
 
     def check(self, group: Sequence[Request], load: Load) -> OverloadedError | None:
         """Why the requests of one parent cannot queue now, None if they can (all together)."""
-        error = self._check_requests(group, load)
+        asked = _Asked(group, load)
+        error = self._check_requests(asked)
         if error is None and load.waiting.num_requests:
-            error = self._check_tokens(group, load)
+            error = self._check_tokens(asked)
             if error is None and not group[0].is_background:
-                error = self._check_ttft(group[0], load)
+                error = self._check_ttft(asked)
         return error
 
-    def _check_requests(self, group: Sequence[Request], load: Load) -> OverloadedError | None:
-        bound, num_waiting = self._config.max_queue_requests, load.waiting.num_requests
-        num_own = load.own.num_requests + len(group)
-        if _is_within_share(num_own, bound, load) and not group[0].is_background:
-            return None
+    def follow_promises(
+        self, now: float, num_cancelled: int, load_of: Callable[[Request], Load]
+    ) -> None:
+        """See which refused requests would be let in now, and learn from when that is."""
+        for reason, promise in self._promises.to_check(now, num_cancelled):
+            asked = _Asked(promise.group, load_of(promise.group[0]), is_real=False)
+            is_open = self._requests_above(asked) <= 0
+            if is_open and asked.load.waiting.num_requests:
+                is_open = self._tokens_above(asked) <= 0
+                if is_open and not asked.first.is_background:
+                    is_open = self._ttft_above_ms(asked)[0] <= 0
+            self._promises.settle(reason, promise, now, is_open=is_open)
+
+    def _requests_above(self, asked: _Asked) -> float:
+        bound, load = self._config.max_queue_requests, asked.load
+        num_own = load.own.num_requests + len(asked.group)
+        if _is_within_share(num_own, bound, load) and not asked.first.is_background:
+            return 0.0
         # Those that find a seat do not wait for one: only ends make this fewer, starts do not.
-        num_queued = num_waiting - max(0, self._max_running - load.running.num_running)
-        num_excess = num_queued + len(group) - bound
-        num_above = self._requests_mark.num_above(num_queued, num_excess, group[0])
+        num_free = max(0, self._max_running - load.running.num_running)
+        num_queued = load.waiting.num_requests - num_free
+        num_excess = num_queued + len(asked.group) - bound
+        return self._requests_mark.num_above(
+            num_queued, num_excess, asked.first, is_asked=asked.is_real
+        )
+
+    def _check_requests(self, asked: _Asked) -> OverloadedError | None:
+        num_above, load = self._requests_above(asked), asked.load
         if num_above <= 0:
             return None
+        bound = self._config.max_queue_requests
         return self._refuse(
-            f"{num_waiting} requests are waiting and the limit is {bound}",
+            asked,
+            f"{load.waiting.num_requests} requests are waiting and the limit is {bound}",
             "queue_requests",
             self._course(load).when_ended(math.ceil(num_above)),
         )
 
-    def _check_tokens(self, group: Sequence[Request], load: Load) -> OverloadedError | None:
-        bound, waiting = self._config.max_queue_tokens, load.waiting
-        num_new = sum(len(request.token_ids) for request in group)
-        num_excess = waiting.num_tokens + num_new - bound
+    def _tokens_above(self, asked: _Asked) -> float:
+        bound, load = self._config.max_queue_tokens, asked.load
+        num_new = sum(len(request.token_ids) for request in asked.group)
         if _is_within_share(load.own.num_tokens + num_new, bound, load):
-            return None
-        num_above = self._tokens_mark.num_above(waiting.num_tokens, num_excess, group[0])
+            return 0.0
+        num_waiting = load.waiting.num_tokens
+        return self._tokens_mark.num_above(
+            num_waiting, num_waiting + num_new - bound, asked.first, is_asked=asked.is_real
+        )
+
+    def _check_tokens(self, asked: _Asked) -> OverloadedError | None:
+        num_above, load = self._tokens_above(asked), asked.load
         if num_above <= 0:
             return None
         # A prompt leaves the queue as a whole when it is begun, so as much is under way at the end
@@ -196,35 +247,44 @@ class AdmissionController:
         course, running = self._course(load), load.running
         num_leaving = num_above * self._averages.miss_ratio
         num_longer = max(0.0, running.prefill_tokens - running.num_prefilling * course.mean_prompt)
+        bound = self._config.max_queue_tokens
         return self._refuse(
-            f"{waiting.num_tokens} prompt tokens are waiting and the limit is {bound}",
+            asked,
+            f"{load.waiting.num_tokens} prompt tokens are waiting and the limit is {bound}",
             "queue_tokens",
             course.when_computed(num_leaving + min(num_longer, num_leaving)),
         )
 
-    def _check_ttft(self, request: Request, load: Load) -> OverloadedError | None:
-        bound_ms = self._config.max_queue_ttft_s * 1e3
-        ttft_ms = self.predicted_ttft_ms(len(request.token_ids), load)
-        above_ms = self._ttft_mark.num_above(ttft_ms, ttft_ms - bound_ms, request)
+    def _ttft_above_ms(self, asked: _Asked) -> tuple[float, float]:
+        """Milliseconds above the mark, and the predicted time to the first token."""
+        request = asked.first
+        ttft_ms = self.predicted_ttft_ms(len(request.token_ids), asked.load)
+        excess_ms = ttft_ms - self._config.max_queue_ttft_s * 1e3
+        above_ms = self._ttft_mark.num_above(ttft_ms, excess_ms, request, is_asked=asked.is_real)
+        return above_ms, ttft_ms
+
+    def _check_ttft(self, asked: _Asked) -> OverloadedError | None:
+        above_ms, ttft_ms = self._ttft_above_ms(asked)
         if above_ms <= 0:
-            return self._check_deadline(request, ttft_ms, load)
+            return self._check_deadline(asked, ttft_ms)
         return self._refuse(
+            asked,
             f"the first token would take about {ttft_ms / 1e3:.0f} s and the limit is "
-            f"{bound_ms / 1e3:g} s",
+            f"{self._config.max_queue_ttft_s:g} s",
             "queue_ttft",
             above_ms,
         )
 
-    def _check_deadline(
-        self, request: Request, ttft_ms: float, load: Load
-    ) -> OverloadedError | None:
-        """Why `request` need not queue: it would be dropped before its first token."""
-        if request.deadline is None:
+    def _check_deadline(self, asked: _Asked, ttft_ms: float) -> OverloadedError | None:
+        """Why a request need not queue: it would be dropped before its first token."""
+        deadline = asked.first.deadline
+        if deadline is None:
             return None
-        left_ms = (request.deadline - load.now) * 1e3
+        left_ms = (deadline - asked.load.now) * 1e3
         if ttft_ms <= left_ms:
             return None
         return self._refuse(
+            asked,
             f"the first token would take about {ttft_ms / 1e3:.1f} s and the request's timeout "
             f"leaves {left_ms / 1e3:.1f} s",
             "deadline",
@@ -246,8 +306,13 @@ class AdmissionController:
         mean_prompt *= averages.miss_ratio
         return self._forecaster.course(load.running, mean_prompt, mean_output)
 
-    def _refuse(self, what: str, reason: str, wait_ms: float) -> OverloadedError:
-        retry_after_s = max(MIN_RETRY_AFTER_S, wait_ms / 1e3)
+    def _refuse(self, asked: _Asked, what: str, reason: str, wait_ms: float) -> OverloadedError:
+        load, wait_s = asked.load, wait_ms / 1e3
+        if reason != "deadline":  # its time only runs out
+            promise = Promise(asked.group, wait_s, load.now, load.num_cancelled, load.now)
+            self._promises.make(reason, promise)
+            wait_s *= self._promises.factor(reason)
+        retry_after_s = max(MIN_RETRY_AFTER_S, wait_s)
         return OverloadedError(
             f"The server is busy: {what}. Retry in {retry_after_s:.1f} s.",
             retry_after_s=retry_after_s,

@@ -111,6 +111,7 @@ class Scheduler:
             if error is None:
                 load = self._load(group[0])
                 load.now = now
+                load.num_cancelled = self._state.counters.num_cancelled
                 error = self._admission.check(group, load)
             if error is None:
                 self._enqueue(group)
@@ -163,6 +164,7 @@ class Scheduler:
         outputs = self.take_outputs()
         outputs += self._advance_rows(plan, runner_output, now)
         self._observe(plan, runner_output, step_ms)
+        self._admission.follow_promises(now, self._state.counters.num_cancelled, self._load)
         return outputs
 
     def take_outputs(self) -> list[RequestOutput]:
