@@ -57,11 +57,10 @@ def completion(rng: random.Random, num_words: int, **fields: Any) -> dict[str, A
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What the crowd sends; `probe` makes the request that is sent again and again."""
+    """What the crowd sends."""
 
     path: str
     make: Callable[[random.Random], dict[str, Any]]
-    probe: Callable[[random.Random], dict[str, Any]]
 
 
 def _short(rng: random.Random) -> dict[str, Any]:
@@ -82,18 +81,10 @@ def _chat(rng: random.Random) -> dict[str, Any]:
     return {"messages": messages, "temperature": 0.7, "max_tokens": 600}
 
 
-def _probe(rng: random.Random) -> dict[str, Any]:
-    return completion(rng, 60, max_tokens=1)
-
-
-def _chat_probe(rng: random.Random) -> dict[str, Any]:
-    return {**_chat(rng), "max_tokens": 1}
-
-
 WORKLOADS = {
-    "short": Workload("/v1/completions", _short, _probe),
-    "long": Workload("/v1/completions", _long, _probe),
-    "chat": Workload("/v1/chat/completions", _chat, _chat_probe),
+    "short": Workload("/v1/completions", _short),
+    "long": Workload("/v1/completions", _long),
+    "chat": Workload("/v1/chat/completions", _chat),
 }
 
 
@@ -103,6 +94,14 @@ class Refusal:
 
     told_s: float
     waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A request, and the time to retry if it was refused."""
+
+    body: dict[str, Any]
+    told_s: float | None
 
 
 @dataclass(slots=True)
@@ -117,30 +116,28 @@ class Crowd:
         """A few answers; they teach the server how long they are and what a step costs."""
         await asyncio.gather(*(self._send() for _ in range(16)))
 
-    async def fill(self) -> tuple[set[asyncio.Task[float | None]], float]:
-        """Send requests until one is refused; returns those in flight, and its time to retry."""
-        running: set[asyncio.Task[float | None]] = set()
+    async def fill(self) -> tuple[set[asyncio.Task[_Sent]], _Sent]:
+        """Send requests until one is refused; returns those in flight, and the refused one."""
+        running: set[asyncio.Task[_Sent]] = set()
         while True:
             running.add(asyncio.create_task(self._send()))
             await asyncio.sleep(0.001)
             for done in [task for task in running if task.done()]:
                 running.discard(done)
-                told_s = done.result()
-                if told_s is not None:
-                    return running, told_s
+                if done.result().told_s is not None:
+                    return running, done.result()
 
-    async def _send(self) -> float | None:
-        """The time to retry of a refused request, None for an answer."""
+    async def _send(self) -> _Sent:
+        """A request, until its answer is complete."""
         body = self.workload.make(self.rng)
         async with self.session.post(self.workload.path, json=body) as response:
             await response.read()
-            if response.status != 429:
-                return None
-            return float(response.headers["retry-after-ms"]) / 1e3
+            told_ms = response.headers["retry-after-ms"] if response.status == 429 else None
+            return _Sent(body, None if told_ms is None else float(told_ms) / 1e3)
 
-    async def wait_until_admitted(self) -> None:
+    async def wait_until_admitted(self, body: dict[str, Any]) -> None:
         """Ask again and again; the status of a stream is sent when the request is admitted."""
-        body = {**self.workload.probe(self.rng), "stream": True}
+        body = {**body, "stream": True}
         started = time.perf_counter()
         while True:
             async with self.session.post(self.workload.path, json=body) as response:
@@ -160,10 +157,11 @@ async def measure_retry(url: str, name: str, num_rounds: int, max_s: float) -> l
         crowd = Crowd(session, WORKLOADS[name], random.Random(0))
         while len(refusals) < num_rounds and time.perf_counter() < end:
             await crowd.learn()
-            running, told_s = await crowd.fill()
+            running, refused = await crowd.fill()
             started = time.perf_counter()
-            await crowd.wait_until_admitted()
-            refusal = Refusal(told_s, time.perf_counter() - started)
+            await crowd.wait_until_admitted(refused.body)
+            assert refused.told_s is not None
+            refusal = Refusal(refused.told_s, time.perf_counter() - started)
             refusals.append(refusal)
             ratio = refusal.told_s / refusal.waited_s
             print(f"| {refusal.told_s:.2f} | {refusal.waited_s:.2f} | {ratio:.2f} |", flush=True)

@@ -146,7 +146,7 @@ def test_machine_that_is_slower_than_its_steps_tells_is_told_true_in_the_end() -
     crowd = Crowd(5, max_num_seqs=16, max_queue_requests=100)
     crowd.pause = 3.0
     ratios = crowd.measure(40)
-    assert statistics.median(ratios[:5]) < 0.7
+    assert max(ratios[:2]) < 0.6
     assert statistics.median(ratios[20:]) == pytest.approx(1.0, abs=0.15)
 
 
