@@ -52,6 +52,20 @@ void set_sparse_lists(nb::handle params, size_t rows, SampleArgs& args) {
   args.history_counts = entries<int32_t>(params, "history_counts", args.history_indptr[rows]);
 }
 
+// Rows of words cover the vocabulary exactly; without masks their number does not matter.
+void set_masks(nb::handle params, size_t rows, SampleArgs& args) {
+  args.mask_rows = row_values<int32_t>(params, "mask_rows", rows);
+  const auto words = field<Array<int32_t, 2>>(params, "mask_words");
+  const auto num_words = static_cast<size_t>((args.vocab + 31) / 32);
+  require_field(words.shape(0) == 0 || words.shape(1) == num_words, "mask_words",
+                "a bit per id is needed");
+  for (size_t i = 0; i < rows; ++i) {
+    require_field(args.mask_rows[i] < static_cast<int64_t>(words.shape(0)), "mask_rows",
+                  "no such row of mask_words");
+  }
+  args.mask_words = reinterpret_cast<const uint32_t*>(words.data());
+}
+
 void set_row_values(nb::handle params, size_t rows, SampleArgs& args) {
   args.temperature = row_values<float>(params, "temperature", rows);
   args.top_k = row_values<int32_t>(params, "top_k", rows);
@@ -84,6 +98,7 @@ SampleResult sample(const Runtime& runtime, MutableArray<float, 2> logits, nb::h
   args.vocab = static_cast<int>(logits.shape(1));
   set_row_values(params, rows, args);
   set_sparse_lists(params, rows, args);
+  set_masks(params, rows, args);
   const auto max_k = static_cast<size_t>(args.max_logprobs);
   auto ids = new_array<int32_t>({rows});
   auto logprobs = new_array<float>({rows});

@@ -154,6 +154,8 @@ struct SampleArgs {
   const int32_t* history_counts;
   const int32_t* num_logprobs;
   const int32_t* target_ids;
+  const int32_t* mask_rows;    // [num_rows] row of mask_words, or -1: every id may be chosen
+  const uint32_t* mask_words;  // [masks, ceil(vocab / 32)] a bit per id, set where it may be chosen
   int max_logprobs;  // columns of top_ids and top_logprobs
   int32_t* token_ids;
   float* logprobs;

@@ -2,7 +2,7 @@
 // before; every instruction set performs the same operations in the same order, so that a seed
 // gives the same tokens everywhere.
 //
-// Order of the steps: repetition, frequency and presence penalties, bias, temperature, min-p,
+// Order of the steps: repetition, frequency and presence penalties, bias, mask, temperature, min-p,
 // top-k, top-p. Each filter keeps the most likely tokens, the lower id first among equals; so one
 // cut describes what is kept and nothing is ever sorted. Anonymous namespace: see numerics.h.
 #pragma once
@@ -466,13 +466,18 @@ inline void adjust_logits(const SampleArgs& args, int row, float* x) {
   }
 }
 
+inline bool is_greedy(const SampleArgs& args, int row) {
+  return !(args.temperature[row] > kGreedyTemperature) || args.top_k[row] == 1 ||
+         args.top_p[row] <= 0.0f;
+}
+
 // A token from adjusted logits, or -1.
 inline int choose_token(const SampleArgs& args, int row, const Row& logits) {
   const float temperature = args.temperature[row];
   const float p = args.top_p[row];
   const int k = args.top_k[row];
   if (!logits.is_valid()) return -1;
-  if (!(temperature > kGreedyTemperature) || k == 1 || p <= 0.0f) {
+  if (is_greedy(args, row)) {
     return logits.find_equal(logits.max(), 1);
   }
   const Softmax softmax = Softmax::at(logits.max(), temperature);
@@ -487,6 +492,47 @@ inline int choose_token(const SampleArgs& args, int row, const Row& logits) {
   if (p < 1.0f) filter = logits.top_p(filter, softmax, p);
   const double total = logits.total_weight(softmax, filter);
   return logits.draw(softmax, filter, uniform(args.seed[row], args.position[row]) * total);
+}
+
+// The words of a row's mask, or null.
+inline const uint32_t* mask_of(const SampleArgs& args, int row) {
+  const int64_t index = args.mask_rows[row];
+  return index < 0 ? nullptr : args.mask_words + index * ((args.vocab + 31) / 32);
+}
+
+// Makes the ids whose bit is not set impossible.
+inline void forbid(const uint32_t* mask, int vocab, float* x) {
+  const F32 never = F32::set1(-kInfinity);
+  int i = 0;
+  for (; i + 2 * kLanes <= vocab; i += 2 * kLanes) {
+    const uint32_t word = mask[i / 32];
+    if (word == ~0u) continue;
+    F32::select(word & 0xffff, F32::load(x + i), never).store(x + i);
+    F32::select(word >> 16, F32::load(x + i + kLanes), never).store(x + i + kLanes);
+  }
+  for (; i < vocab; ++i) {
+    if ((mask[i / 32] >> (i % 32) & 1) == 0) x[i] = -kInfinity;
+  }
+}
+
+// A token for a row whose logits x are valid, or -1. May overwrite x unless `keeps_logits`.
+inline int sample_token(const SampleArgs& args, int row, const Row& original, float* x,
+                        bool keeps_logits, const SampleMemory& memory) {
+  const bool is_adjusted = has_adjustments(args, row);
+  const uint32_t* mask = mask_of(args, row);
+  if (!is_adjusted && mask == nullptr) return choose_token(args, row, original);
+  if (!is_adjusted && is_greedy(args, row)) {
+    const int best = original.find_equal(original.max(), 1);
+    if (mask[best / 32] >> (best % 32) & 1) return best;
+  }
+  float* changed = x;
+  if (keeps_logits) {
+    changed = memory.copy;
+    __builtin_memcpy(changed, x, static_cast<size_t>(args.vocab) * sizeof(float));
+  }
+  if (is_adjusted) adjust_logits(args, row, changed);
+  if (mask != nullptr) forbid(mask, args.vocab, changed);
+  return choose_token(args, row, Row(changed, args.vocab, memory));
 }
 
 inline void sample_row(const SampleArgs& args, int row, Worker& worker) {
@@ -514,18 +560,8 @@ inline void sample_row(const SampleArgs& args, int row, Worker& worker) {
     log_sum = __builtin_log(original.total_weight(softmax, {kLowest, vocab}));
     if (num_top > 0) original.list_top(num_top, log_sum, top_ids, top_logprobs);
   }
-  int token = target;
-  if (target < 0 && has_adjustments(args, row)) {
-    float* adjusted = x;
-    if (wants_logprobs) {
-      adjusted = memory.copy;
-      __builtin_memcpy(adjusted, x, static_cast<size_t>(vocab) * sizeof(float));
-    }
-    adjust_logits(args, row, adjusted);
-    token = choose_token(args, row, Row(adjusted, vocab, memory));
-  } else if (target < 0) {
-    token = choose_token(args, row, original);
-  }
+  const int token =
+      target >= 0 ? target : sample_token(args, row, original, x, wants_logprobs, memory);
   args.token_ids[row] = token;
   if (!wants_logprobs || token < 0) return;
   args.logprobs[row] = original.logprob(token, log_sum);

@@ -93,6 +93,15 @@ struct F32 {
     return {_mm256_blendv_ps(other.lo, x.lo, _mm256_castsi256_ps(keep_lo)),
             _mm256_blendv_ps(other.hi, x.hi, _mm256_castsi256_ps(keep_hi))};
   }
+  // Lanes whose bit is set in `mask` of x, the others of `other`.
+  static F32 select(uint32_t mask, F32 x, F32 other) {
+    const __m256i bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i lo = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(mask)), bits);
+    const __m256i hi = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(mask >> 8)), bits);
+    const __m256 keep_lo = _mm256_castsi256_ps(_mm256_cmpeq_epi32(lo, bits));
+    const __m256 keep_hi = _mm256_castsi256_ps(_mm256_cmpeq_epi32(hi, bits));
+    return {_mm256_blendv_ps(other.lo, x.lo, keep_lo), _mm256_blendv_ps(other.hi, x.hi, keep_hi)};
+  }
   // Bit i is set where a < b, or a == b, in lane i.
   static uint32_t less_mask(F32 a, F32 b) {
     return join(_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ));

@@ -67,6 +67,10 @@ struct F32 {
   static F32 keep_first(F32 x, int count, F32 other) {
     return {_mm512_mask_mov_ps(other.v, first_lanes(count), x.v)};
   }
+  // Lanes whose bit is set in `mask` of x, the others of `other`.
+  static F32 select(uint32_t mask, F32 x, F32 other) {
+    return {_mm512_mask_mov_ps(other.v, static_cast<__mmask16>(mask), x.v)};
+  }
   // Bit i is set where a < b, or a == b, in lane i.
   static uint32_t less_mask(F32 a, F32 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ); }
   static uint32_t equal_mask(F32 a, F32 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ); }

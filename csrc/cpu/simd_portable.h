@@ -61,6 +61,9 @@ struct F32 {
   static F32 keep_first(F32 x, int count, F32 other) {
     return make([&](int i) { return i < count ? x.v[i] : other.v[i]; });
   }
+  static F32 select(uint32_t mask, F32 x, F32 other) {
+    return make([&](int i) { return mask >> i & 1 ? x.v[i] : other.v[i]; });
+  }
   static uint32_t less_mask(F32 a, F32 b) {
     uint32_t mask = 0;
     for (int i = 0; i < kLanes; ++i) mask |= static_cast<uint32_t>(a.v[i] < b.v[i]) << i;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 import time
@@ -11,21 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from caudal.config import CacheConfig, SchedulerConfig
 from caudal.engine.messages import EngineRequest
 from caudal.engine.preparation import Preparations
 from caudal.errors import InvalidRequestError
 from caudal.llm import LLM
+from caudal.ops.interface import SamplingArrays, SamplingResult
 from caudal.sampling_params import SamplingParams, StructuredOutputsParams
 from caudal.scheduler.output import FinishReason
 from caudal.structured_output.constraint import TOO_LONG, Constraint
 from caudal.structured_output.limits import COMPILE_TIMEOUT_S, MAX_STUCK_MASKS
 from caudal.structured_output.mask_thread import UNAVAILABLE
 from caudal.structured_output.vocabulary import GrammarVocabulary
-from caudal.worker import constrained_rows
 from tests.engine.engine_harness import Harness, Result
 
 SCHEMA = {
@@ -334,33 +337,76 @@ def test_masks_that_fail_leave_free_rows_alone(
     assert engine.results["free"].finish_reason is FinishReason.LENGTH
 
 
-def test_mask_that_changes_nothing_is_not_needed_for_the_same_tokens(
+def test_masked_greedy_row_takes_another_token_than_the_best_allowed(
     create: Create, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options: list[dict[str, Any]] = [
-        *({}, {"min_tokens": 30}, {"repetition_penalty": 1.3}, {"logit_bias": {5: 9.0}})
-    ]
-    samplings = [
-        replace(GREEDY, structured_outputs=form, **fields)
-        for form in (FORM, StructuredOutputsParams(regex="[ -~]{20,90}"))
-        for fields in options
-    ]
+    options: list[dict[str, Any]] = [{}, {"min_tokens": 30}, {"logit_bias": {5: 9.0}}]
+    forms = (FORM, StructuredOutputsParams(regex="[ -~]{20,90}"))
+    samplings = [replace(GREEDY, structured_outputs=f, **o) for f in forms for o in options]
     engine = create()
 
     def generate() -> list[list[int]]:
         return [engine.generate([PROMPT], sampling)[0].token_ids for sampling in samplings]
 
-    real, decisions = constrained_rows._is_decided, set()
-
-    def spy(*args: Any) -> bool:
-        decisions.add(decision := real(*args))
-        return decision
-
-    monkeypatch.setattr(constrained_rows, "_is_decided", spy)
     found = generate()
-    assert decisions == {True, False}
-    monkeypatch.setattr(constrained_rows, "_is_decided", lambda *_: False)
+    backend = engine.executor._runner._backend
+    is_best_allowed = set()
+
+    class PlainMasks:  # written into the logits, so that the kernel need not know them
+        def sample(self, logits: NDArray[np.float32], params: SamplingArrays) -> SamplingResult:
+            for row, place in enumerate(params.mask_rows.tolist()):
+                if place >= 0:
+                    bits = params.mask_words[place].view(np.uint8)
+                    allowed = np.unpackbits(bits, count=logits.shape[1], bitorder="little") == 1
+                    is_best_allowed.add(bool(allowed[logits[row].argmax()]))
+                    logits[row, ~allowed] = -np.inf
+            unmasked = np.full_like(params.mask_rows, -1)
+            return backend.sample(logits, dataclasses.replace(params, mask_rows=unmasked))
+
+    monkeypatch.setattr(engine.executor._runner, "_backend", PlainMasks())
     assert generate() == found
+    assert is_best_allowed == {True, False}
+
+
+def test_masks_of_one_grammar_computed_together_hang_or_fail_as_one(create: Create) -> None:
+    engine = create()
+    (masks := engine.executor._constrained.masks).timeout_s = 0.3
+    other = replace(GREEDY, structured_outputs=StructuredOutputsParams(regex="[a-z]{90}"))
+    for name, sampling in (("one", GREEDY), ("two", GREEDY), ("other", other)):
+        engine.add(name, PROMPT, sampling)
+    engine.step()
+    masks.wait()
+    release = threading.Event()
+
+    class Hanging:
+        def unsafe_compute_mask_ptr(self, *_: object) -> None:
+            release.wait()
+
+    assert masks._worker is not None
+    masks._worker._executor = Hanging()  # type: ignore[assignment]
+    engine.run()
+    release.set()
+    assert engine.results["one"].error == engine.results["two"].error == TOO_LONG
+    assert engine.results["other"].error is None
+    assert engine.generate([PROMPT] * 2, GREEDY)[1].finish_reason is FinishReason.STOP
+
+
+def test_row_whose_grammar_gives_up_beside_others_of_its_grammar_fails_alone(
+    create: Create, token_bytes: list[bytes]
+) -> None:
+    engine = create()
+    expected = engine.generate([PROMPT], GREEDY)[0].token_ids
+    for name in ("before", "bad", "after"):
+        engine.add(name, PROMPT, GREEDY)
+    engine.step()
+    constraint = constraint_of(engine, "bad")
+    engine.executor._constrained.masks.wait()
+    assert not constraint.matcher.consume_token(token_bytes.index(b"}"))
+    for name in ("before", "bad", "after"):
+        constraint_of(engine, name).has_mask = False
+    engine.run()
+    assert engine.results["bad"].error == "the grammar became too complex to follow any further"
+    assert engine.results["before"].token_ids == engine.results["after"].token_ids == expected
 
 
 def test_aborted_request_frees_its_constraint(create: Create) -> None:

@@ -128,6 +128,8 @@ class SamplingArrays:
     history_counts: NDArray[np.int32]  # occurrences in the output (0: prompt only)
     num_logprobs: NDArray[np.int32]  # [rows] -1 none, else k
     target_ids: NDArray[np.int32]  # [rows] -1: sample; >= 0: only report this id's logprob
+    mask_rows: NDArray[np.int32]  # [rows] row of mask_words; -1: every id may be chosen
+    mask_words: NDArray[np.int32]  # [masks, ceil(vocab / 32)] bit i % 32 of word i / 32: id i may
 
 
 @dataclass(slots=True)

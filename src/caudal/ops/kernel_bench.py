@@ -258,6 +258,8 @@ def _sampling_params(rows: int, temperature: float, top_p: float) -> SamplingArr
         history_counts=empty,
         num_logprobs=np.full(rows, -1, np.int32),
         target_ids=np.full(rows, -1, np.int32),
+        mask_rows=np.full(rows, -1, np.int32),
+        mask_words=np.zeros((0, 0), np.int32),
     )
 
 

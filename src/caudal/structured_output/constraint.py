@@ -25,7 +25,7 @@ from caudal.structured_output.number_runs import NumberRuns
 from caudal.structured_output.vocabulary import GrammarVocabulary
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLExecutor, LLMatcher
 
 MAX_CACHED_GRAMMARS = 256
 NUM_COMPILERS = 2
@@ -44,12 +44,12 @@ class Constraint:
     """
 
     __slots__ = (
-        "_mask",
         "_runs",
         "_template",
         "_vocabulary",
         "has_mask",
         "is_complete",
+        "mask",
         "mask_error",
         "matcher",
     )
@@ -58,13 +58,24 @@ class Constraint:
         self._template = template
         self._vocabulary = template.vocabulary
         self._runs = NumberRuns(template.trigger) if template.has_json else None
-        self._mask: NDArray[np.int32] = np.zeros(self._vocabulary.num_words, np.int32)
+        self.mask: NDArray[np.int32] = np.zeros(self.num_words, np.int32)
+        """As it was filled: [num_words], a bit per token."""
         self.matcher = template.matcher.deep_copy()
         self.is_complete = False
         """An end-of-generation token has been accepted: nothing can follow."""
         self.has_mask = False
         """The mask of the present state has been computed, or is about to be."""
         self.mask_error: Exception | None = None
+
+    @property
+    def grammar(self) -> object:
+        """The same for all constraints whose matchers share a lock."""
+        return self._template
+
+    @property
+    def num_words(self) -> int:
+        """Words of a mask."""
+        return self._vocabulary.num_words
 
     def give_up(self) -> None:
         """Fail this and all others of its compiled grammar: their matchers share a lock.
@@ -78,7 +89,7 @@ class Constraint:
         self.has_mask = False
         if self.is_complete:
             return
-        self._check_lock()
+        self.check_lock()
         if not self.matcher.consume_token(token_id):
             raise ConstraintError("the output left the form that was asked for")
         if token_id in self._vocabulary.eog_ids:
@@ -89,9 +100,9 @@ class Constraint:
     def fill_mask(self) -> None:
         """Compute the mask of the present state; whatever fails is kept for `take_mask`."""
         try:
-            self._check_lock()
-            mask = self._mask
-            self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            self.check_lock()
+            self.mask = np.zeros(self.num_words, np.int32)
+            self.matcher.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
         except Exception as error:
             self.mask_error = error
 
@@ -101,25 +112,46 @@ class Constraint:
         Numbers that go on for ever are ended. Raises ConstraintError if the matcher has given up,
         and what went wrong in `fill_mask`.
         """
-        self._check_lock()
+        self.check_lock()
         if self.mask_error is not None:
             raise self.mask_error
         if self.matcher.is_error():
             raise ConstraintError("the grammar became too complex to follow any further")
-        mask = self._mask
+        mask = self.mask
         if self._runs is not None and self._runs.digits >= MAX_DIGITS:
             others = mask & self._vocabulary.without_digits
             if others.any():
                 return others
         return mask
 
-    def _check_lock(self) -> None:
+    def check_lock(self) -> None:
         """Nothing may be asked of a matcher whose grammar hangs: it would not answer."""
         if self._template.is_stuck:
             raise ConstraintError(TOO_LONG)
 
 
-class _Template(msgspec.Struct):
+def fill_masks(executor: LLExecutor, constraints: Sequence[Constraint]) -> None:
+    """`fill_mask` for several constraints of one grammar, in one call.
+
+    It needs the interpreter only at its ends: between them another thread may keep it.
+    """
+    first = constraints[0]
+    if len(constraints) == 1:
+        first.fill_mask()
+        return
+    masks = np.zeros((len(constraints), first.num_words), np.int32)
+    for constraint, mask in zip(constraints, masks, strict=True):
+        constraint.mask = mask
+    places = [(constraint.matcher, row) for row, constraint in enumerate(constraints)]
+    try:
+        first.check_lock()
+        executor.unsafe_compute_mask_ptr(places, masks.ctypes.data, masks.strides[0], len(masks))
+    except Exception as error:
+        for constraint in constraints:
+            constraint.mask_error = error
+
+
+class _Template(msgspec.Struct, eq=False):
     """A compiled grammar in its first state; copies share what it has learnt."""
 
     matcher: LLMatcher

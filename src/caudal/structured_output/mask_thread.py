@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Sequence
 
-from caudal.structured_output.constraint import Constraint, ConstraintError
+from caudal.structured_output.constraint import Constraint, ConstraintError, fill_masks
 from caudal.structured_output.limits import MASK_TIMEOUT_S, MAX_STUCK_MASKS
 
 logger = logging.getLogger(__name__)
 
 _NUM_SLICES = 10
+_FEW = 4
+_MAX_GROUP = 32
+"""Masks of one call, which must all be there within the limit for one."""
 UNAVAILABLE = "the form of the output cannot be enforced until the server is started again"
 
 
@@ -24,8 +28,12 @@ class _Worker:
         self._finished = threading.Lock()
         for lock in (self._wake, self._begun, self._finished):
             lock.acquire()
-        self._constraints: Sequence[Constraint] = ()
+        from llguidance import LLExecutor
+
+        self._executor = LLExecutor(1)
+        self._groups: Sequence[Sequence[Constraint]] = ()
         self._is_leaving = False
+        self._tells_begin = False
         self.num_done = 0
         # A computation that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="caudal-masks", daemon=True)
@@ -35,16 +43,18 @@ class _Worker:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def start(self, constraints: Sequence[Constraint]) -> None:
-        """Have the masks of `constraints` computed; returns once that has begun.
+    def start(self, groups: Sequence[Sequence[Constraint]]) -> None:
+        """Have the masks of `groups` computed; returns once that has begun, unless they are few.
 
-        Otherwise the thread could wait for the interpreter until the forward pass begins, and
-        then take a core from it.
+        Otherwise the thread would wait for the interpreter until the forward pass. A few masks
+        take less time beside it than waking the thread takes.
         """
-        self._constraints = constraints
+        self._groups = groups
+        self._tells_begin = sum(map(len, groups)) > _FEW
         self.num_done = 0
         self._wake.release()
-        self._begun.acquire()
+        if self._tells_begin:
+            self._begun.acquire()
 
     def wait(self, seconds: float) -> bool:
         """Whether all masks are there, after waiting for at most that long."""
@@ -53,7 +63,7 @@ class _Worker:
     def leave(self) -> None:
         """End the thread after the mask that it computes now."""
         self._is_leaving = True
-        self._constraints = ()
+        self._groups = ()
         self._wake.release()
 
     def _run(self) -> None:
@@ -61,9 +71,10 @@ class _Worker:
             self._wake.acquire()
             if self._is_leaving:
                 return
-            self._begun.release()
-            for constraint in self._constraints:
-                constraint.fill_mask()
+            if self._tells_begin:
+                self._begun.release()
+            for constraints in self._groups:
+                fill_masks(self._executor, constraints)
                 if self._is_leaving:
                     return
                 self.num_done += 1
@@ -71,33 +82,36 @@ class _Worker:
 
 
 class MaskThread:
-    """Fills the masks of constraints, one after the other.
+    """Fills the masks of constraints, one grammar after the other.
 
-    Between `start` and the end of `wait` their matchers belong to the thread. One that takes longer
-    than `timeout_s` is left to itself together with its thread, and another thread goes on.
+    Between `start` and the end of `wait` their matchers belong to the thread. A grammar that takes
+    longer than `timeout_s` is left to itself together with its thread, and another thread goes on.
     """
 
     def __init__(self, timeout_s: float = MASK_TIMEOUT_S) -> None:
         self.timeout_s = timeout_s
         self._worker: _Worker | None = None
         self._stuck: list[_Worker] = []
-        self._pending: Sequence[Constraint] = ()
+        self._pending: Sequence[Sequence[Constraint]] = ()
 
     def start(self, constraints: Sequence[Constraint]) -> None:
         """Begin the masks of `constraints`, after those begun before."""
         if self._pending:
             self.wait()
-        if not constraints:
+        self._start(_by_grammar(constraints))
+
+    def _start(self, groups: Sequence[Sequence[Constraint]]) -> None:
+        if not groups:
             return
         self._stuck = [worker for worker in self._stuck if worker.is_alive]
         if len(self._stuck) >= MAX_STUCK_MASKS:
-            for constraint in constraints:
+            for constraint in itertools.chain(*groups):
                 constraint.mask_error = ConstraintError(UNAVAILABLE)
             return
         if self._worker is None:
             self._worker = _Worker()
-        self._pending = constraints
-        self._worker.start(constraints)
+        self._pending = groups
+        self._worker.start(groups)
 
     def wait(self) -> None:
         """Return once every mask that was begun is there, or has an error."""
@@ -132,10 +146,21 @@ class MaskThread:
     def _abandon(self, worker: _Worker) -> None:
         stuck = self._pending[worker.num_done]
         others = self._pending[worker.num_done + 1 :]
-        logger.error("a mask was not there after %g s; its request fails", self.timeout_s)
+        logger.error("masks were not there after %g s; their requests fail", self.timeout_s)
         worker.leave()
         self._stuck.append(worker)
         self._worker = None
-        stuck.give_up()
+        stuck[0].give_up()
         self._pending = ()
-        self.start(others)
+        self._start(others)
+
+
+def _by_grammar(constraints: Sequence[Constraint]) -> list[Sequence[Constraint]]:
+    groups: dict[int, list[Constraint]] = {}
+    for constraint in constraints:
+        groups.setdefault(id(constraint.grammar), []).append(constraint)
+    return [
+        group[begin : begin + _MAX_GROUP]
+        for group in groups.values()
+        for begin in range(0, len(group), _MAX_GROUP)
+    ]

@@ -103,8 +103,9 @@ class ModelRunner:
         logits: NDArray[np.float32],
         result: ModelRunnerOutput,
     ) -> None:
-        self._constrained.apply(logits)
-        answer = self._backend.sample(logits, make_sampling_arrays(rows, self._eog_token_ids))
+        self._constrained.apply()
+        arrays = make_sampling_arrays(rows, self._eog_token_ids, logits.shape[1])
+        answer = self._backend.sample(logits, arrays)
         token_ids = answer.token_ids.tolist()
         for index, row in enumerate(rows):
             state, sampling = row.state, row.state.sampling

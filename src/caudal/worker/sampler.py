@@ -21,8 +21,8 @@ class LogitsRow:
     state: RequestState
     target_id: int = _NO_TARGET
     """Prompt logprobs: the known next token to score."""
-    forbidden_ids: NDArray[np.int32] | None = None
-    """Ids that the form of the output does not allow, unless its logits say so already."""
+    mask: NDArray[np.int32] | None = None  # [ceil(vocab / 32)]
+    """A bit for every id that the form of the output allows."""
     can_only_end: bool = False
     """The form of the output allows nothing but an end, whatever `min_tokens` says."""
     error: str | None = None
@@ -33,7 +33,9 @@ class LogitsRow:
         return self.target_id != _NO_TARGET
 
 
-def make_sampling_arrays(rows: list[LogitsRow], eog_token_ids: frozenset[int]) -> SamplingArrays:
+def make_sampling_arrays(
+    rows: list[LogitsRow], eog_token_ids: frozenset[int], vocab_size: int
+) -> SamplingArrays:
     """Gather the parameters of `rows`; prompt rows are scored without any modification."""
     num_rows = len(rows)
     params = [row.state.sampling for row in rows]
@@ -48,6 +50,7 @@ def make_sampling_arrays(rows: list[LogitsRow], eog_token_ids: frozenset[int]) -
     columns = np.ascontiguousarray(floats.T)
     bias_indptr, bias_ids, bias_values = _bias_csr(rows, eog_token_ids)
     history_indptr, history_ids, history_counts = _history_csr(rows)
+    mask_rows, mask_words = _masks(rows, vocab_size)
     return SamplingArrays(
         temperature=columns[0],
         top_k=np.array([p.top_k for p in params], dtype=np.int32),
@@ -66,6 +69,8 @@ def make_sampling_arrays(rows: list[LogitsRow], eog_token_ids: frozenset[int]) -
         history_counts=history_counts,
         num_logprobs=np.array([_num_logprobs(row) for row in rows], dtype=np.int32),
         target_ids=np.array([row.target_id for row in rows], dtype=np.int32),
+        mask_rows=mask_rows,
+        mask_words=mask_words,
     )
 
 
@@ -89,7 +94,7 @@ def _num_logprobs(row: LogitsRow) -> int:
 def _bias_csr(
     rows: list[LogitsRow], eog_token_ids: frozenset[int]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
-    """Logit changes by row: logit_bias, ends before min_tokens, what the form does not allow."""
+    """Logit changes by row: logit_bias, and ends before min_tokens."""
     indptr = np.zeros(len(rows) + 1, dtype=np.int32)
     ids: list[NDArray[np.int32]] = [np.empty(0, dtype=np.int32)]
     values: list[NDArray[np.float32]] = [np.empty(0, dtype=np.float32)]
@@ -114,16 +119,23 @@ def _biases(
         ids = np.fromiter(sampling.logit_bias, dtype=np.int32)
         parts.append((ids, np.fromiter(sampling.logit_bias.values(), dtype=np.float32)))
     if row.state.num_output_tokens < sampling.min_tokens and not row.can_only_end:
-        parts.append(_forbid(sorted({*eog_token_ids, *sampling.stop_token_ids})))
-    if row.forbidden_ids is not None:
-        parts.append(_forbid(row.forbidden_ids))
+        ends = np.array(sorted({*eog_token_ids, *sampling.stop_token_ids}), dtype=np.int32)
+        parts.append((ends, np.full(len(ends), -np.inf, dtype=np.float32)))
     return parts
 
 
-def _forbid(
-    ids: list[int] | NDArray[np.int32],
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    return np.asarray(ids, dtype=np.int32), np.full(len(ids), -np.inf, dtype=np.float32)
+def _masks(rows: list[LogitsRow], vocab_size: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Per row the place of its mask, and the masks."""
+    masks: list[NDArray[np.int32]] = []
+    places = []
+    for row in rows:
+        places.append(-1 if row.mask is None else len(masks))
+        if row.mask is not None:
+            masks.append(row.mask)
+    words = np.zeros((len(masks), -(-vocab_size // 32)), dtype=np.int32)
+    for place, mask in enumerate(masks):
+        words[place, : len(mask)] = mask[: words.shape[1]]
+    return np.array(places, dtype=np.int32), words
 
 
 def _history_csr(
