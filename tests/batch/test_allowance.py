@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from caudal.server.batch.dispatch import PROMPT_COUNTERS
 from caudal.server.batch.limits import BatchLimits
-from tests.batch.harness import COMPLETIONS, BatchServer, batch_server, completion, line
+from tests.batch.harness import CHAT, COMPLETIONS, BatchServer, batch_server, completion, line
 
 KEYS = """
 [[keys]]
@@ -22,6 +25,11 @@ max_batch_requests = 50
 name = "short"
 key = "short"
 max_batch_tokens = 400
+
+[[keys]]
+name = "two"
+key = "two"
+max_batches = 2
 
 [[keys]]
 name = "slow"
@@ -116,3 +124,81 @@ async def test_batches_and_interactive_requests_leave_each_others_limits_alone(
             response = await server.post(COMPLETIONS, json=body)
             assert response.status_code == expected, response.text
         assert (await server.wait(batch_id))["request_counts"]["completed"] == 30
+
+
+async def prompt_tokens(server: BatchServer, url: str, body: dict[str, Any]) -> int:
+    response = await server.post(url, json=body)
+    assert response.status_code == 200, response.text
+    usage = response.json()["usage"]
+    return int(usage.get("prompt_tokens", usage.get("input_tokens")))
+
+
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "text", "text": "you"}]},
+]
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        (CHAT, {"messages": TALK, "max_tokens": 4}),
+        (CHAT, {"messages": TALK, "tools": [TOOL], "tool_choice": "none", "max_tokens": 4}),
+        (COMPLETIONS, {"prompt": ["one two", "three"], "max_tokens": 4}),
+        ("/v1/responses", {"instructions": "Be brief.", "input": "hi", "max_output_tokens": 4}),
+        ("/v1/embeddings", {"input": ["one two", "three"]}),
+    ],
+    ids=["chat", "tools", "completions", "responses", "embeddings"],
+)
+async def test_enqueued_tokens_are_those_that_the_endpoint_will_read(
+    tmp_path: Path, url: str, body: dict[str, Any]
+) -> None:
+    """The template's own, and those between sequences, too."""
+    async with keyed(tmp_path, "short") as server:
+        count = PROMPT_COUNTERS[url](server.served.state, json.dumps(body).encode())
+        assert count == await prompt_tokens(server, url, body)
+        many = [line(f"r{i}", url=url, body=body) for i in range(400 // count + 1)]
+        error = await failure(server, many, endpoint=url)
+        assert error["code"] == "token_limit_exceeded"
+        assert (await server.run(many[:-1], endpoint=url))["status"] == "completed"
+
+
+async def test_bodies_that_will_be_refused_still_count(tmp_path: Path) -> None:
+    body = {"messages": [{"role": "nobody", "content": "one two three " * 200}]}
+    async with keyed(tmp_path, "short") as server:
+        error = await failure(server, [line("a", body=body)])
+        assert error["code"] == "token_limit_exceeded"
+
+
+async def test_batches_beyond_what_a_key_may_have_in_progress_are_refused(tmp_path: Path) -> None:
+    async with keyed(tmp_path, "two", step_s=0.05) as server:
+        first, second = [await server.create([line(f"r{i}") for i in range(30)]) for _ in "ab"]
+        file_id = await server.upload([line("c")])
+        body = {"input_file_id": file_id, "endpoint": CHAT}
+        response = await server.post("/v1/batches", json=body)
+        assert response.status_code == 429
+        error = response.json()["error"]
+        assert error["code"] == "rate_limit_exceeded"
+        assert "max_batches of this API key is 2, and 2 are in progress" in error["message"]
+        assert int(response.headers["retry-after"]) > 0
+        await server.post(f"/v1/batches/{first}/cancel")
+        await server.wait(first)
+        third = await server.post("/v1/batches", json=body)
+        assert third.status_code == 200
+        for batch_id in (second, third.json()["id"]):
+            await server.post(f"/v1/batches/{batch_id}/cancel")
+            await server.wait(batch_id)
+
+
+async def test_batches_created_at_the_same_time_are_all_counted(tmp_path: Path) -> None:
+    async with keyed(tmp_path, "two", step_s=0.05) as server:
+        file_id = await server.upload([line(f"r{i}") for i in range(30)])
+        body = {"input_file_id": file_id, "endpoint": CHAT}
+        posts = [server.post("/v1/batches", json=body) for _ in range(6)]
+        responses = await asyncio.gather(*posts)
+        assert sorted(r.status_code for r in responses) == [200, 200, 429, 429, 429, 429]
+        for response in responses:
+            if response.status_code == 200:
+                await server.post(f"/v1/batches/{response.json()['id']}/cancel")
+                await server.wait(response.json()["id"])

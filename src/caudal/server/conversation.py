@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from caudal.errors import InvalidRequestError
@@ -54,21 +55,9 @@ async def prepare_chat(
 
     Raises InvalidRequestError naming the field, or for a length that is absurd.
     """
-    dialect = dialect_of(state.config, model)
-    is_parallel = body.parallel_tool_calls is not False and dialect.is_parallel
-    tools = resolve_tools(body.tools, body.tool_choice, is_parallel=is_parallel)
-    chat = _conversation(state, body, dialect, tools)
+    dialect, tools, chat = _read(state, model, body)
     num_chars = num_chars_of(chat.messages) + num_chars_of(chat.tools)
-
-    def work() -> EncodedChat:
-        return encode_chat(
-            model,
-            chat,
-            num_chars=num_chars,
-            max_model_len=state.engine.info.max_model_len,
-            add_special_tokens=body.add_special_tokens is not False,
-        )
-
+    work = partial(_encode, state, model, body, chat, num_chars)
     text, token_ids = await run_prompt_work(state, num_chars, work)
     is_parsed = tools is not None and (
         tools.mode is ToolMode.REQUIRED or state.config.enable_auto_tool_choice
@@ -82,6 +71,38 @@ async def prepare_chat(
         call_constraint(tools, dialect.tools, reasoning) if tools and is_parsed else None,
         _special_ids(model, output),
         tools,
+    )
+
+
+def count_chat_tokens(state: AppState, model: ServedModel, body: ChatCompletionRequest) -> int:
+    """Tokens of the prompt of `body`, for any thread that may be held up. Raises likewise."""
+    chat = _read(state, model, body)[2]
+    num_chars = num_chars_of(chat.messages) + num_chars_of(chat.tools)
+    return len(_encode(state, model, body, chat, num_chars).token_ids)
+
+
+def _read(
+    state: AppState, model: ServedModel, body: ChatCompletionRequest
+) -> tuple[Dialect, ToolUse | None, Conversation]:
+    dialect = dialect_of(state.config, model)
+    is_parallel = body.parallel_tool_calls is not False and dialect.is_parallel
+    tools = resolve_tools(body.tools, body.tool_choice, is_parallel=is_parallel)
+    return dialect, tools, _conversation(state, body, dialect, tools)
+
+
+def _encode(
+    state: AppState,
+    model: ServedModel,
+    body: ChatCompletionRequest,
+    chat: Conversation,
+    num_chars: int,
+) -> EncodedChat:
+    return encode_chat(
+        model,
+        chat,
+        num_chars=num_chars,
+        max_model_len=state.engine.info.max_model_len,
+        add_special_tokens=body.add_special_tokens is not False,
     )
 
 

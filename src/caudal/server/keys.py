@@ -46,6 +46,8 @@ class KeyLimits:
     """Requests of offline batches that have not ended, beside the limits above."""
     max_batch_tokens: int | None = None
     """Prompt tokens of those."""
+    max_batches: int | None = None
+    """Batches that have not ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     min_priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
     max_batch_requests: _Limit | None = None
     max_batch_tokens: _Limit | None = None
+    max_batches: _Limit | None = None
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -205,5 +208,6 @@ def _entry_key(entry: _Entry, where: str) -> ApiKey:
         entry.min_priority,
         entry.max_batch_requests,
         entry.max_batch_tokens,
+        entry.max_batches,
     )
     return ApiKey(digest.hex() if entry.name is None else f"name:{entry.name}", digest, limits)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from caudal.errors import InvalidRequestError
+from caudal.errors import InvalidRequestError, RequestError
 from caudal.server.batch.records import BatchRecord, BatchStatus
 from caudal.server.keys import KeyLimits
 from caudal.server.model import ServedModel
@@ -35,6 +35,8 @@ class Allowance:
     num_tokens: int
     """Prompt tokens of those."""
     tokenizer: Tokenizer
+    count: Callable[[bytes], int]
+    """Tokens of the prompt that a body makes. Raises RequestError for one that is refused."""
 
     @property
     def counts_tokens(self) -> bool:
@@ -42,10 +44,16 @@ class Allowance:
         return self.limits.max_batch_tokens is not None
 
     def count_tokens(self, body: bytes) -> int:
-        """Tokens in what becomes the prompt of a request, without the template's own.
+        """Tokens of a request's prompt as the model will read it, the template's included.
 
         A body that its endpoint will refuse counts as far as it can be read.
         """
+        try:
+            return self.count(body)
+        except RequestError:
+            return self._count_texts(body)
+
+    def _count_texts(self, body: bytes) -> int:
         try:
             fields: dict[str, Any] = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -94,9 +102,15 @@ class Allowance:
 
 
 def make_allowance(
-    limits: KeyLimits, others: Iterable[BatchRecord], model: Callable[[], ServedModel]
+    limits: KeyLimits,
+    others: Iterable[BatchRecord],
+    model: Callable[[], ServedModel],
+    count: Callable[[bytes], int],
 ) -> Allowance | None:
-    """What a key may hold beside its `others`, whose counts are of now; None: no limit."""
+    """What a key may hold beside its `others`, whose counts are of now; None: no limit.
+
+    `count` as in Allowance.
+    """
     if limits.max_batch_requests is None and limits.max_batch_tokens is None:
         return None
     num_requests = num_tokens = 0
@@ -106,4 +120,4 @@ def make_allowance(
         num_left = record.num_total - record.num_completed - record.num_failed
         num_requests += num_left
         num_tokens += record.num_prompt_tokens * num_left // record.num_total
-    return Allowance(limits, num_requests, num_tokens, model().tokenizer)
+    return Allowance(limits, num_requests, num_tokens, model().tokenizer, count)

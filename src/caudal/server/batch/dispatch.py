@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from caudal.scheduler.service_class import ServiceClass
@@ -18,6 +18,14 @@ BATCH_ROUTES: Mapping[str, ApiRoute] = {
     for route in (*chat.ROUTES, *completions.ROUTES, *embeddings.ROUTES, *responses.ROUTES)
 }
 """Endpoints that a batch can use, by path."""
+
+PROMPT_COUNTERS: Mapping[str, Callable[[AppState, bytes], int]] = {
+    route.path: module.count_prompt_tokens
+    for module in (chat, completions, embeddings, responses)
+    for route in module.ROUTES
+}
+"""For the same endpoints: tokens of the prompt that a body makes. They block, and raise
+RequestError for a body that the endpoint would refuse."""
 
 _HEADERS = [(b"content-type", b"application/json")]
 

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 from caudal.config import default_data_dir
 from caudal.errors import (
@@ -21,7 +22,7 @@ from caudal.errors import (
 )
 from caudal.server.batch.allowance import Allowance, make_allowance
 from caudal.server.batch.directory import DataDirectory
-from caudal.server.batch.dispatch import BATCH_ROUTES, Dispatcher
+from caudal.server.batch.dispatch import BATCH_ROUTES, PROMPT_COUNTERS, Dispatcher
 from caudal.server.batch.job import Job, JobTools
 from caudal.server.batch.limits import MAX_WINDOW_S, BatchLimits
 from caudal.server.batch.pace import Slots
@@ -30,6 +31,7 @@ from caudal.server.batch.upload import receive_upload
 from caudal.server.batch.workers import Workers
 from caudal.server.errors import ConflictError, PayloadTooLargeError
 from caudal.server.protocol.batches import CreateBatchRequest
+from caudal.server.quota import RateLimitError
 from caudal.server.state import AppState
 
 logger = logging.getLogger("caudal.server")
@@ -37,6 +39,8 @@ logger = logging.getLogger("caudal.server")
 TICK_S = 0.05
 """The engine's numbers are looked at this often while requests wait for a place."""
 SERVICE_UPDATE_S = 1.0
+BATCH_RETRY_S = 60.0
+"""After which a client may ask whether a batch has ended."""
 WINDOW_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -54,6 +58,8 @@ class BatchService:
         self._tools: JobTools | None = None
         self._uploads: Counter[str] = Counter()
         """Uploads in progress by owner."""
+        self._creating: Counter[str] = Counter()
+        """Batches by owner that are being recorded and have no job yet."""
         self._is_closed = False
 
     def start(self) -> None:
@@ -188,7 +194,8 @@ class BatchService:
         return await workers.contents(lambda: os.read(descriptor, num_bytes))
 
     async def create_batch(self, owner: str, body: CreateBatchRequest) -> BatchRecord:
-        """Begin a batch. Raises NotFoundError, InvalidRequestError or OverloadedError."""
+        """Begin a batch. Raises NotFoundError, InvalidRequestError, RateLimitError (too many of
+        this key) or OverloadedError."""
         model = self._state.require_model()
         workers = await self._open()
         window_s = _window_s(body.completion_window)
@@ -205,13 +212,7 @@ class BatchService:
                 param="input_file_id",
                 code="invalid_value",
             )
-        num_active = sum(job.record.owner == owner for job in self._jobs.values())
-        if num_active >= self._limits.max_active:
-            raise OverloadedError(
-                f"You have {num_active} unfinished batches; wait for some of them to end.",
-                retry_after_s=60.0,
-                reason="batches",
-            )
+        self._check_active(owner)
         now = time.time()
         expiry = body.output_expires_after
         record = BatchRecord(
@@ -228,8 +229,33 @@ class BatchService:
             metadata=body.metadata,
             output_lifetime_s=None if expiry is None else expiry.seconds,
         )
-        await workers.records(lambda store: store.insert_batch(record))
-        return self._start(record).snapshot()
+        self._creating[owner] += 1
+        try:
+            await workers.records(lambda store: store.insert_batch(record))
+            return self._start(record).snapshot()
+        finally:
+            self._creating[owner] -= 1
+            if not self._creating[owner]:
+                del self._creating[owner]
+
+    def _check_active(self, owner: str) -> None:
+        """Raise RateLimitError or OverloadedError if `owner` has too many unfinished batches."""
+        num_active = sum(job.record.owner == owner for job in self._jobs.values())
+        num_active += self._creating[owner]
+        limit = self._state.keys.limits_of(owner).max_batches
+        if limit is not None and num_active >= limit:
+            raise RateLimitError(
+                f"In-progress batch limit reached: max_batches of this API key is {limit}, and "
+                f"{num_active} are in progress. Try again once some of your batches have ended.",
+                retry_after_s=BATCH_RETRY_S,
+                reason="key_batches",
+            )
+        if num_active >= self._limits.max_active:
+            raise OverloadedError(
+                f"You have {num_active} unfinished batches; wait for some of them to end.",
+                retry_after_s=BATCH_RETRY_S,
+                reason="batches",
+            )
 
     async def get_batch(self, owner: str, batch_id: str) -> BatchRecord:
         """A batch with its counts of this moment. Raises NotFoundError."""
@@ -309,7 +335,8 @@ class BatchService:
             if job.record.owner == record.owner and job.record.id != record.id
         ]
         limits = self._state.keys.limits_of(record.owner)
-        return make_allowance(limits, others, self._state.require_model)
+        count = partial(PROMPT_COUNTERS[record.endpoint], self._state)
+        return make_allowance(limits, others, self._state.require_model, count)
 
     def _start(self, record: BatchRecord) -> Job:
         assert self._tools is not None

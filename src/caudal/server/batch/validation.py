@@ -23,6 +23,8 @@ from caudal.server.protocol.batches import BatchError
 
 LINES_PER_BREATH = 32
 """Lines between two calls of `breathe`: about a millisecond of work."""
+COUNTED_PER_BREATH = 8
+"""The same where prompts are rendered and tokenized: a few milliseconds."""
 LONG_LINE_BYTES = 64 * 1024
 """A line that is as much work as many."""
 
@@ -86,9 +88,11 @@ def validate_input(
     `breathe` is called every few lines, to give way to other threads or to stop by raising.
     """
     checker = _Checker(rules)
+    is_counted = rules.allowance is not None and rules.allowance.counts_tokens
+    per_breath = COUNTED_PER_BREATH if is_counted else LINES_PER_BREATH
     with path.open("rb") as file:
         for line, _ in iter_lines(file):
-            if line.ordinal % LINES_PER_BREATH == 0 or len(line.data or b"") > LONG_LINE_BYTES:
+            if line.ordinal % per_breath == 0 or len(line.data or b"") > LONG_LINE_BYTES:
                 breathe()
             checker.check(line)
             if checker.report.num_requests > rules.max_requests:

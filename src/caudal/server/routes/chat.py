@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from caudal.errors import ContextLengthError, InvalidRequestError
 from caudal.sampling_params import StructuredOutputsParams
 from caudal.server.body import BodyDecoder
-from caudal.server.conversation import PreparedChat, prepare_chat
+from caudal.server.conversation import PreparedChat, count_chat_tokens, prepare_chat
 from caudal.server.endpoint import ApiRoute
 from caudal.server.exchange import Exchange
 from caudal.server.form import check_form, form_of_chat, required_form
@@ -42,6 +42,12 @@ async def create_chat_completion(state: AppState, exchange: Exchange) -> None:
     exchange.reply_headers.append((b"x-request-id", plan.request_id.encode()))
     writer = ChatAnswerWriter(plan, model, int(time.time()))
     await serve_generation(state, exchange, model, plan, writer)
+
+
+def count_prompt_tokens(state: AppState, data: bytes) -> int:
+    """Tokens of the prompt that `data` makes; blocks. Raises RequestError for what is refused."""
+    body = _DECODER.decode(data, state.unknown_fields)
+    return count_chat_tokens(state, state.require_model(body.model), body)
 
 
 async def plan_chat(

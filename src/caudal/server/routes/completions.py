@@ -43,6 +43,14 @@ async def create_completion(state: AppState, exchange: Exchange) -> None:
     await serve_generation(state, exchange, model, plan, writer)
 
 
+def count_prompt_tokens(state: AppState, data: bytes) -> int:
+    """Tokens of the prompts that `data` makes; blocks. Raises RequestError for what is refused."""
+    body = _DECODER.decode(data, state.unknown_fields)
+    model, max_model_len = state.require_model(body.model), state.engine.info.max_model_len
+    parts = split_prompts(body.prompt)
+    return sum(len(_prompt(model, body, part, max_model_len).token_ids) for part in parts)
+
+
 async def plan_completion(
     state: AppState, model: ServedModel, body: CompletionRequest, arrival: float
 ) -> GenerationPlan:

@@ -54,6 +54,14 @@ async def create_embeddings(state: AppState, exchange: Exchange) -> None:
     await exchange.respond(await _answer(state, model, body, plan, vectors))
 
 
+def count_prompt_tokens(state: AppState, data: bytes) -> int:
+    """Tokens of the inputs of `data`; blocks. Raises RequestError for what is refused."""
+    body = _DECODER.decode(data, state.unknown_fields)
+    model, length = state.require_model(body.model), _Length(state.engine.info.max_model_len, False)
+    parts = split_prompts(body.input, param="input", max_prompts=MAX_INPUTS)
+    return sum(len(prompt.token_ids) for prompt in _prompts(model, body, parts, 0, length))
+
+
 def _check(body: EmbeddingRequest, hidden_size: int) -> None:
     for name, value, allowed in (
         ("encoding_format", body.encoding_format, ENCODING_FORMATS),

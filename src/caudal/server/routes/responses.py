@@ -6,7 +6,7 @@ import time
 
 from caudal.errors import InvalidRequestError
 from caudal.server.body import BodyDecoder
-from caudal.server.conversation import prepare_chat
+from caudal.server.conversation import count_chat_tokens, prepare_chat
 from caudal.server.endpoint import ApiRoute
 from caudal.server.errors import renamed_params
 from caudal.server.exchange import Exchange
@@ -74,6 +74,12 @@ async def count_input_tokens(state: AppState, exchange: Exchange) -> None:
     with renamed_params(_PARAMS), renamed_fields(_FIELDS):
         chat = await prepare_chat(state, model, _chat_body(body))
     await exchange.respond_json(InputTokens("response.input_tokens", len(chat.token_ids)))
+
+
+def count_prompt_tokens(state: AppState, data: bytes) -> int:
+    """Tokens of the prompt that `data` makes; blocks. Raises RequestError for what is refused."""
+    body = _DECODER.decode(data, state.unknown_fields)
+    return count_chat_tokens(state, state.require_model(body.model), _chat_body(body))
 
 
 def _chat_body(body: ResponsesRequest) -> ChatCompletionRequest:
