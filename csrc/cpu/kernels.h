@@ -55,19 +55,21 @@ struct Batch {
 // How a (block, head) of the KV cache lies in memory, contiguously:
 //   kF16:   K [head_dim][16 tokens] half, V [16 tokens][head_dim] half
 //   kInt8:  K [head_dim/2][16][2], V [8 token pairs][head_dim][2], float k_scale[16], v_scale[16]
-//   kInt8Tiles, kInt16Tiles (operands of a tile unit; only kernels with `has_tiles` read them):
-//           K [head_dim/4][16][4] of high bytes, then for int16 of low bytes; V likewise as
-//           [4 token quads][head_dim][4]; then the scales. An int16 is 256 * high + low, both signed.
-enum class KVFormat : int32_t { kF16 = 0, kInt8 = 1, kInt8Tiles = 2, kInt16Tiles = 3 };
+//   Operands of a tile unit, which only kernels with `has_tiles` read:
+//   kInt8Tiles: K [head_dim/4][16][4], V [4 token quads][head_dim][4], scales as for kInt8
+//   kBf16Tiles: K [head_dim/2][16][2], V [8 token pairs][head_dim][2], bf16. A value is always finite; a
+//           token with one that was not has a NaN in its key.
+enum class KVFormat : int32_t { kF16 = 0, kInt8 = 1, kInt8Tiles = 2, kBf16Tiles = 3 };
 
 namespace {  // not shared between object files
-// Bytes of one key or value component.
-constexpr int kv_value_bytes(KVFormat format) {
-  return format == KVFormat::kF16 || format == KVFormat::kInt16Tiles ? 2 : 1;
+constexpr bool is_int8(KVFormat format) {
+  return format == KVFormat::kInt8 || format == KVFormat::kInt8Tiles;
 }
 constexpr bool is_tiled(KVFormat format) {
-  return format == KVFormat::kInt8Tiles || format == KVFormat::kInt16Tiles;
+  return format == KVFormat::kInt8Tiles || format == KVFormat::kBf16Tiles;
 }
+// Bytes of one key or value component.
+constexpr int kv_value_bytes(KVFormat format) { return is_int8(format) ? 1 : 2; }
 }  // namespace
 
 // Paged KV cache of one layer.

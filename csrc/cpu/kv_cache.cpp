@@ -9,7 +9,7 @@ constexpr int kMaxHeadDim = 256;
 
 int64_t head_bytes(const KVCacheShape& shape) {
   const int64_t values = int64_t{2} * shape.head_dim * kBlockSize * kv_value_bytes(shape.format);
-  return shape.format == KVFormat::kF16 ? values : values + 2 * kBlockSize * 4;
+  return is_int8(shape.format) ? values + 2 * kBlockSize * 4 : values;
 }
 
 void check(const KVCacheShape& shape) {
@@ -31,7 +31,7 @@ KVFormat parse_kv_format(const std::string& name) {
   if (name == "f16") return KVFormat::kF16;
   if (name == "int8") return KVFormat::kInt8;
   if (name == "int8_tiles") return KVFormat::kInt8Tiles;
-  if (name == "int16_tiles") return KVFormat::kInt16Tiles;
+  if (name == "bf16_tiles") return KVFormat::kBf16Tiles;
   throw std::invalid_argument("KV cache: unknown format '" + name + "'");
 }
 

@@ -8,7 +8,7 @@
 
 namespace caudal {
 
-// "f16", "int8", "int8_tiles" or "int16_tiles"; throws std::invalid_argument for anything else.
+// "f16", "int8", "int8_tiles" or "bf16_tiles"; throws std::invalid_argument for anything else.
 KVFormat parse_kv_format(const std::string& name);
 
 struct KVCacheShape {

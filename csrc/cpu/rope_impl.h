@@ -3,8 +3,7 @@
 // Plain loops without fma, which every compiler target turns into the same arithmetic; what needs
 // instructions of its own (half and int8 conversion) comes in through `Convert`:
 //   static void to_half(const float* x, int n, uint16_t* out);
-//   static float to_int8(const float* x, int n, int8_t* out);    // returns the scale
-//   static float to_int16(const float* x, int n, int16_t* out);  // up to kQuantMax16; likewise
+//   static float to_int8(const float* x, int n, int8_t* out);  // returns the scale
 // n is a multiple of 16. Anonymous namespace: see numerics.h.
 #pragma once
 
@@ -134,42 +133,48 @@ inline void write_int8(const KVLayer& kv, std::byte* block, int offset, const fl
   for (int d = 0; d < head_dim; ++d) pair[2 * d] = quant[d];
 }
 
-// Keys as operands of a tile: four dimensions of a token lie together, those of 16 tokens side by
-// side; values likewise, with four tokens of a dimension together (single bytes, see above).
+// As operands of a tile: four dimensions of a key lie together, those of 16 tokens side by side; values
+// likewise, with four tokens of a dimension together (single bytes, see above).
 template <class Convert>
-inline void write_tiles(const KVLayer& kv, std::byte* block, int offset, const float* k,
-                        const float* v) {
+inline void write_int8_tiles(const KVLayer& kv, std::byte* block, int offset, const float* k,
+                             const float* v) {
   const int head_dim = kv.head_dim;
-  const int64_t plane = int64_t{kBlockSize} * head_dim;
-  const bool is_int16 = kv.format == KVFormat::kInt16Tiles;
-  const int64_t num_planes = is_int16 ? 2 : 1;
   auto* keys = reinterpret_cast<int8_t*>(block);
-  int8_t* values = keys + num_planes * plane;
-  auto* scales = reinterpret_cast<float*>(values + num_planes * plane);
-  int8_t* key = keys + 4 * offset;
-  int8_t* value = values + int64_t{offset / 4} * 4 * head_dim + offset % 4;
-  int8_t high[kMaxRopeHeadDim];
-  int8_t low[kMaxRopeHeadDim];
-  const auto convert = [&](const float* x) {
-    if (!is_int16) return Convert::to_int8(x, head_dim, high);
-    int16_t both[kMaxRopeHeadDim];
-    const float scale = Convert::to_int16(x, head_dim, both);
-    for (int d = 0; d < head_dim; ++d) {
-      high[d] = static_cast<int8_t>((both[d] + 128) >> 8);
-      low[d] = static_cast<int8_t>(both[d]);
-    }
-    return scale;
-  };
-  scales[offset] = convert(k);
+  int8_t* values = keys + int64_t{kBlockSize} * head_dim;
+  auto* scales = reinterpret_cast<float*>(values + int64_t{kBlockSize} * head_dim);
+  int8_t quant[kMaxRopeHeadDim];
+  scales[offset] = Convert::to_int8(k, head_dim, quant);
   for (int d = 0; d < head_dim; d += 4) {
-    __builtin_memcpy(key + d * kBlockSize, high + d, 4);
-    if (is_int16) __builtin_memcpy(key + plane + d * kBlockSize, low + d, 4);
+    __builtin_memcpy(keys + d * kBlockSize + 4 * offset, quant + d, 4);
   }
-  scales[kBlockSize + offset] = convert(v);
+  scales[kBlockSize + offset] = Convert::to_int8(v, head_dim, quant);
+  int8_t* value = values + int64_t{offset / 4} * 4 * head_dim + offset % 4;
+  for (int d = 0; d < head_dim; ++d) value[4 * d] = quant[d];
+}
+
+// As operands of a tile: pairs of a key's dimensions, those of 16 tokens side by side; of values, pairs
+// of tokens of one dimension. A value is always finite, as it meets the zero weights of rows that do not
+// see it: if one is not, the token's key is NaN instead.
+inline void write_bf16_tiles(const KVLayer& kv, std::byte* block, int offset, const float* k,
+                             const float* v) {
+  const int head_dim = kv.head_dim;
+  auto* keys = reinterpret_cast<uint16_t*>(block) + 2 * offset;
+  uint16_t* values = reinterpret_cast<uint16_t*>(block) + int64_t{kBlockSize} * head_dim +
+                     int64_t{offset / 2} * 2 * head_dim + offset % 2;
+  constexpr uint16_t kExponent = 0x7f80;
+  uint16_t key[kMaxRopeHeadDim];
+  uint16_t value[kMaxRopeHeadDim];
+  uint32_t is_broken = 0;
   for (int d = 0; d < head_dim; ++d) {
-    value[4 * d] = high[d];
-    if (is_int16) value[plane + 4 * d] = low[d];
+    key[d] = float_to_bf16(k[d]);
+    value[d] = float_to_bf16(v[d]);
+    const bool is_finite = (value[d] & kExponent) != kExponent;
+    value[d] = is_finite ? value[d] : uint16_t{0};
+    is_broken |= is_finite ? 0u : 1u;
   }
+  if (is_broken) key[0] = 0x7fc0;
+  for (int d = 0; d < head_dim; d += 2) __builtin_memcpy(keys + d * kBlockSize, key + d, 4);
+  for (int d = 0; d < head_dim; ++d) values[2 * d] = value[d];
 }
 
 inline void rope_head(const RopeCacheArgs& args, const float* x, const float* norm,
@@ -203,13 +208,21 @@ inline void rope_token(const RopeCacheArgs& args, int64_t token) {
     alignas(64) float value[kMaxRopeHeadDim];
     rope_head(args, k, args.k_norm, cos_sin, key);
     std::byte* place = block + h * kv.head_stride;
-    if (is_tiled(kv.format)) {
-      write_tiles<Convert>(kv, place, slot % kBlockSize, key, v);
-    } else if (kv.format == KVFormat::kInt8) {
-      write_int8<Convert>(kv, place, slot % kBlockSize, key, v);
-    } else {
-      __builtin_memcpy(value, v, static_cast<size_t>(head_dim) * sizeof(float));
-      write_half<Convert>(kv, place, slot % kBlockSize, key, value);
+    const int offset = slot % kBlockSize;
+    switch (kv.format) {
+      case KVFormat::kF16:
+        __builtin_memcpy(value, v, static_cast<size_t>(head_dim) * sizeof(float));
+        write_half<Convert>(kv, place, offset, key, value);
+        break;
+      case KVFormat::kInt8:
+        write_int8<Convert>(kv, place, offset, key, v);
+        break;
+      case KVFormat::kInt8Tiles:
+        write_int8_tiles<Convert>(kv, place, offset, key, v);
+        break;
+      case KVFormat::kBf16Tiles:
+        write_bf16_tiles(kv, place, offset, key, v);
+        break;
     }
   }
 }

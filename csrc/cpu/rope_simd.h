@@ -12,26 +12,16 @@ struct SimdConvert {
   }
 
   static float to_int8(const float* x, int n, int8_t* out) {
-    alignas(64) int16_t wide[kMaxRopeHeadDim];
-    const float scale = to_int(x, n, kQuantMax8, wide);
-    for (int i = 0; i < n; ++i) out[i] = static_cast<int8_t>(wide[i]);
-    return scale;
-  }
-
-  static float to_int16(const float* x, int n, int16_t* out) {
-    return to_int(x, n, kQuantMax16, out);
-  }
-
- private:
-  static float to_int(const float* x, int n, float quant_max, int16_t* out) {
     F32 largest = F32::zero();
     for (int i = 0; i < n; i += kLanes) {
       largest = F32::max_bits(largest, F32::abs(F32::load(x + i)));
     }
     const uint32_t bits = __builtin_bit_cast(uint32_t, largest.max_lane_bits());
-    const QuantScale scale = quant_scale(bits, quant_max);
+    const QuantScale scale = quant_scale(bits, kQuantMax8);
     const F32 factor = F32::set1(scale.inverse);
-    for (int i = 0; i < n; i += kLanes) store_int16(F32::load(x + i) * factor, out + i);
+    alignas(64) int16_t wide[kMaxRopeHeadDim];
+    for (int i = 0; i < n; i += kLanes) store_int16(F32::load(x + i) * factor, wide + i);
+    for (int i = 0; i < n; ++i) out[i] = static_cast<int8_t>(wide[i]);
     return scale.d;
   }
 };

@@ -63,6 +63,12 @@ struct F32 {
     const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
     return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p.v), n))};
   }
+  // x - floor(x); 0 for infinite x.
+  static F32 fraction(F32 x) {
+    return {_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+  }
+  // p * 2^floor(x)
+  static F32 scale(F32 p, F32 x) { return {_mm512_scalef_ps(p.v, x.v)}; }
   // Lanes below `count` of x, `other` above; count 0 .. 16.
   static F32 keep_first(F32 x, int count, F32 other) {
     return {_mm512_mask_mov_ps(other.v, first_lanes(count), x.v)};

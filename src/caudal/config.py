@@ -25,12 +25,12 @@ REASONING_PARSERS = (
 
 
 class KVCacheDType(StrEnum):
-    """How keys and values are stored; the integers have a scale per token and head."""
+    """How keys and values are stored; int8 has a scale per token and head."""
 
     AUTO = "auto"
     F16 = "f16"
+    BF16 = "bf16"
     INT8 = "int8"
-    INT16 = "int16"
 
 
 class ActivationDType(StrEnum):
@@ -116,8 +116,8 @@ class CacheConfig:
     """KV cache."""
 
     kv_cache_dtype: KVCacheDType = KVCacheDType.AUTO
-    """KV cache data type: f16, int16 (same memory, CPUs with AMX only), int8 (half the memory), or
-    auto: int16 where the CPU has AMX, else f16."""
+    """KV cache data type: f16, bf16 (CPUs with AMX only), int8 (half the memory), or auto: bf16
+    where the CPU has AMX, else f16."""
     block_size: int = BLOCK_SIZE
     """Tokens per KV block (only 16 is supported by the CPU kernels)."""
     kv_cache_memory_bytes: int | None = None

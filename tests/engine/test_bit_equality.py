@@ -20,7 +20,7 @@ from tests.engine.engine_harness import GREEDY, Harness, Result
 
 DTYPES = [KVCacheDType.F16, KVCacheDType.INT8]
 if "amx" in _native.available_isas():
-    DTYPES.append(KVCacheDType.INT16)
+    DTYPES.append(KVCacheDType.BF16)
 NO_TARGETS = SchedulerConfig(tpot_ms=None, ttft_ms=None)
 
 pytestmark = pytest.mark.parametrize("dtype", DTYPES, ids=str)

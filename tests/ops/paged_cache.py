@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,13 +36,13 @@ class Heads:
 
     @property
     def head_nbytes(self) -> int:
-        scales = 0 if self.kv_format == "f16" else 8 * BLOCK
+        scales = 8 * BLOCK if self.kv_format.startswith("int") else 0
         return 2 * BLOCK * self.head_dim * self.value_nbytes + scales
 
 
 def supported_formats(isa: str) -> list[str]:
     """Layouts that the attention of an instruction set reads."""
-    tiled = ["int8_tiles", "int16_tiles"] if _native.Runtime(isa, 1).has_tiles else []
+    tiled = ["int8_tiles", "bf16_tiles"] if _native.Runtime(isa, 1).has_tiles else []
     return ["f16", "int8", *tiled]
 
 
@@ -53,45 +54,40 @@ def quantize(x: F32, largest: float) -> tuple[NDArray[np.int32], F32]:
     return values, np.asarray(absmax / np.float32(largest), dtype=np.float32)
 
 
-def pack_tiles(heads: Heads, keys: F32, values: F32) -> list[NDArray[np.generic]]:
-    """Parts of the tiled formats: planes of keys, planes of values, scales of both."""
-    num_blocks = len(keys) // BLOCK
-    groups = {
-        "keys": (num_blocks, BLOCK, heads.num_kv_heads, heads.head_dim // 4, 4),
-        "values": (num_blocks, BLOCK // 4, 4, heads.num_kv_heads, heads.head_dim),
-    }
-    orders = {"keys": (0, 2, 3, 1, 4), "values": (0, 3, 1, 4, 2)}
-    planes: list[NDArray[np.generic]] = []
-    scales: list[NDArray[np.generic]] = []
-    for name, x in (("keys", keys), ("values", values)):
-        quant, scale = quantize(x, 127.0 if heads.value_nbytes == 1 else 32512.0)
-        high = quant if heads.value_nbytes == 1 else (quant + 128) >> 8
-        for byte in [high, quant - 256 * high][: heads.value_nbytes]:
-            planes.append(byte.astype(np.int8).reshape(groups[name]).transpose(orders[name]))
-        scales.append(scale.reshape(num_blocks, BLOCK, heads.num_kv_heads).transpose(0, 2, 1))
-    return [*planes, *scales]
+def pack_int8(heads: Heads, keys: F32, values: F32) -> list[NDArray[np.generic]]:
+    """Keys [blocks, heads, head_dim / n, 16, n], values [blocks, heads, 16 / n, head_dim, n], and
+    the scales of both; n is 4 in tiles, else 2."""
+    n = 4 if heads.is_tiled else 2
+    lead = (len(keys) // BLOCK, BLOCK, heads.num_kv_heads)
+    (k, k_scale), (v, v_scale) = quantize(keys, 127.0), quantize(values, 127.0)
+    return [
+        k.astype(np.int8).reshape(*lead, heads.head_dim // n, n).transpose(0, 2, 3, 1, 4),
+        v.astype(np.int8)
+        .reshape(lead[0], BLOCK // n, n, heads.num_kv_heads, heads.head_dim)
+        .transpose(0, 3, 1, 4, 2),
+        k_scale.reshape(lead).transpose(0, 2, 1),
+        v_scale.reshape(lead).transpose(0, 2, 1),
+    ]
 
 
-def unpack_tiles(heads: Heads, per_head: NDArray[np.uint8]) -> tuple[F32, F32]:
-    """The opposite, from [blocks, kv heads, head bytes]: [blocks, 16, kv heads, head_dim] each."""
-    plane = BLOCK * heads.head_dim
-    num_blocks = len(per_head)
-    count = heads.value_nbytes
-    raw = np.ascontiguousarray(per_head[..., : 2 * count * plane]).view(np.int8).astype(np.int32)
-    planes = raw.reshape(num_blocks, heads.num_kv_heads, 2, count, plane)
-    integers = planes[..., 0, :] if count == 1 else 256 * planes[..., 0, :] + planes[..., 1, :]
-    lead = (num_blocks, heads.num_kv_heads)
-    k = integers[:, :, 0].reshape(*lead, heads.head_dim // 4, BLOCK, 4).transpose(0, 3, 1, 2, 4)
-    v = integers[:, :, 1].reshape(*lead, BLOCK // 4, heads.head_dim, 4).transpose(0, 2, 4, 1, 3)
-    shape = (num_blocks, BLOCK, heads.num_kv_heads, heads.head_dim)
-    scales = np.ascontiguousarray(per_head[..., 2 * count * plane :]).view(np.float32)
-    k_scale, v_scale = (
-        scales[..., begin : begin + BLOCK].transpose(0, 2, 1)[..., None] for begin in (0, BLOCK)
-    )
-    with np.errstate(invalid="ignore", over="ignore"):
-        keys = (k.reshape(shape) * k_scale).astype(np.float32)
-        values = (v.reshape(shape) * v_scale).astype(np.float32)
-    return keys, values
+def unpack_grouped(heads: Heads, k: NDArray[Any], v: NDArray[Any], n: int) -> tuple[F32, F32]:
+    """The opposite for keys and values: [blocks, 16, kv heads, head_dim] each."""
+    lead = (len(k), heads.num_kv_heads)
+    keys = k.reshape(*lead, heads.head_dim // n, BLOCK, n).transpose(0, 3, 1, 2, 4)
+    values = v.reshape(*lead, BLOCK // n, heads.head_dim, n).transpose(0, 2, 4, 1, 3)
+    shape = (lead[0], BLOCK, heads.num_kv_heads, heads.head_dim)
+    return keys.reshape(shape).astype(np.float32), values.reshape(shape).astype(np.float32)
+
+
+def to_bf16(x: F32) -> NDArray[np.uint16]:
+    """Nearest even; NaN stays NaN."""
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16)
+
+
+def from_bf16(x: NDArray[np.uint16]) -> F32:
+    return (x.astype(np.uint32) << 16).view(np.float32)
 
 
 def pack_blocks(heads: Heads, keys: F32, values: F32) -> NDArray[np.uint8]:
@@ -100,18 +96,16 @@ def pack_blocks(heads: Heads, keys: F32, values: F32) -> NDArray[np.uint8]:
     num_blocks, head_dim = len(keys) // BLOCK, heads.head_dim
     shape = (num_blocks, BLOCK, heads.num_kv_heads, head_dim)
     parts: list[NDArray[np.generic]]
-    if heads.is_tiled:
-        parts = pack_tiles(heads, keys, values)
-    elif heads.kv_format == "int8":
-        (k, k_scale), (v, v_scale) = quantize(keys, 127.0), quantize(values, 127.0)
-        scale_shape = (num_blocks, BLOCK, heads.num_kv_heads)
+    if heads.kv_format.startswith("int8"):
+        parts = pack_int8(heads, keys, values)
+    elif heads.kv_format == "bf16_tiles":
+        # Values are finite: a broken one shows in its key.
+        is_broken = ~np.isfinite(values)
+        k16 = to_bf16(np.where(is_broken.any(axis=-1, keepdims=True), np.float32("nan"), keys))
+        v16 = to_bf16(np.where(is_broken, np.float32(0), values))
         parts = [
-            k.astype(np.int8).reshape(*shape[:3], head_dim // 2, 2).transpose(0, 2, 3, 1, 4),
-            v.astype(np.int8)
-            .reshape(num_blocks, BLOCK // 2, 2, *shape[2:])
-            .transpose(0, 3, 1, 4, 2),
-            k_scale.reshape(scale_shape).transpose(0, 2, 1),
-            v_scale.reshape(scale_shape).transpose(0, 2, 1),
+            k16.reshape(*shape[:3], head_dim // 2, 2).transpose(0, 2, 3, 1, 4),
+            v16.reshape(num_blocks, BLOCK // 2, 2, *shape[2:]).transpose(0, 3, 1, 4, 2),
         ]
     else:
         k16, v16 = (x.astype(np.float16).reshape(shape) for x in (keys, values))
@@ -128,24 +122,22 @@ def unpack_blocks(heads: Heads, data: NDArray[np.uint8]) -> tuple[F32, F32]:
     num_blocks, head_dim = len(data), heads.head_dim
     per_head = data.reshape(num_blocks, heads.num_kv_heads, heads.head_nbytes)
     shape = (num_blocks * BLOCK, heads.num_kv_heads, head_dim)
-    if heads.is_tiled:
-        keys, values = unpack_tiles(heads, per_head)
-        return keys.reshape(shape), values.reshape(shape)
     half = BLOCK * head_dim * heads.value_nbytes
     raw_k, raw_v = (
         np.ascontiguousarray(per_head[..., begin : begin + half]) for begin in (0, half)
     )
-    if heads.kv_format == "int8":
+    if heads.kv_format.startswith("int8"):
+        n = 4 if heads.is_tiled else 2
+        keys, values = unpack_grouped(heads, raw_k.view(np.int8), raw_v.view(np.int8), n)
         scales = np.ascontiguousarray(per_head[..., 2 * half :]).view(np.float32)
-        k8 = raw_k.view(np.int8).reshape(num_blocks, -1, head_dim // 2, BLOCK, 2)
-        v8 = raw_v.view(np.int8).reshape(num_blocks, -1, BLOCK // 2, head_dim, 2)
-        k = k8.transpose(0, 3, 1, 2, 4).reshape(num_blocks, BLOCK, -1, head_dim)
-        v = v8.transpose(0, 2, 4, 1, 3).reshape(num_blocks, BLOCK, -1, head_dim)
         k_scale, v_scale = (
             scales[..., begin : begin + BLOCK].transpose(0, 2, 1)[..., None] for begin in (0, BLOCK)
         )
         with np.errstate(invalid="ignore", over="ignore"):
-            keys, values = k * k_scale, v * v_scale
+            keys, values = keys * k_scale, values * v_scale
+    elif heads.kv_format == "bf16_tiles":
+        k32, v32 = (from_bf16(raw.view(np.uint16)) for raw in (raw_k, raw_v))
+        keys, values = unpack_grouped(heads, k32, v32, 2)
     else:
         k16 = raw_k.view(np.float16).reshape(num_blocks, -1, head_dim, BLOCK)
         v16 = raw_v.view(np.float16).reshape(num_blocks, -1, BLOCK, head_dim)

@@ -36,16 +36,16 @@ def int32(*values: int) -> np.ndarray:
 @pytest.mark.parametrize("isa", _native.available_isas())
 def test_auto_is_what_the_kernels_are_fast_with(isa: str) -> None:
     backend = create_backend("cpu", 1, isa)
-    auto = KVCacheDType.INT16 if isa == "amx" else KVCacheDType.F16
+    auto = KVCacheDType.BF16 if isa == "amx" else KVCacheDType.F16
     assert backend.kv_cache_dtype(KVCacheDType.AUTO) is auto
     assert backend.kv_cache_dtype(KVCacheDType.INT8) is KVCacheDType.INT8
 
 
 @pytest.mark.parametrize("isa", [isa for isa in _native.available_isas() if isa.startswith("avx")])
-def test_int16_without_a_tile_unit_is_refused(isa: str) -> None:
+def test_bf16_without_a_tile_unit_is_refused(isa: str) -> None:
     backend = create_backend("cpu", 1, isa)
-    with pytest.raises(ConfigError, match=r"kv_cache_dtype: int16 needs a CPU with AMX"):
-        backend.kv_cache_dtype(KVCacheDType.INT16)
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype: bf16 needs a CPU with AMX"):
+        backend.kv_cache_dtype(KVCacheDType.BF16)
 
 
 @pytest.mark.parametrize("name", ["cpu", "reference"])

@@ -1,4 +1,4 @@
-// Attention of a few rows (decoding) over the tiled KV formats in the vector unit, with keys and
+// Attention of a few rows (decoding) over tiles of int8 in the vector unit, with keys and
 // values where they are in the cache. Sums are exact integers, so the tile unit's are the same.
 //
 // The instruction multiplies unsigned with signed bytes: queries come with 128 added to each byte,
@@ -10,9 +10,7 @@
 namespace caudal::amx {
 namespace {
 
-constexpr int kMaxDirectRows = 8;  // more are faster in the tile unit
-constexpr int kDirectRows = 3;     // at a time
-constexpr int kDirectColumns = 4;  // of 16 values; with the rows, 24 registers hold the sums
+constexpr int kDirectColumns = 4;  // of 16 values; with three rows, 24 registers hold the sums
 
 inline __m512i broadcast_dword(const uint8_t* p) {
   int32_t x;
@@ -39,43 +37,34 @@ struct RowBytes {
 
 // dots[r] = dot(query r, each of the 16 keys of a block), as in attention_tiles.h. As many bytes at
 // `ahead` are prefetched.
-template <bool kInt16, int kRows>
+template <int kRows>
 inline void multiply_keys_direct(const RowBytes& query, int head_dim, const std::byte* keys,
                                  const std::byte* ahead, __m512i* dots) {
-  const int64_t plane = int64_t{kBlockSize} * head_dim;
   const __m512i offset = _mm512_set1_epi8(static_cast<char>(128));
-  __m512i high[kRows], low[kRows], cross[kRows];
+  __m512i high[kRows], low[kRows];
 #pragma GCC unroll 3
-  for (int r = 0; r < kRows; ++r) high[r] = low[r] = cross[r] = _mm512_setzero_si512();
+  for (int r = 0; r < kRows; ++r) high[r] = low[r] = _mm512_setzero_si512();
   __m512i extra = _mm512_setzero_si512();
-  __m512i extra_low = _mm512_setzero_si512();
   for (int d = 0; d < head_dim; d += 4) {
     prefetch(ahead + d * kBlockSize);
-    if constexpr (kInt16) prefetch(ahead + plane + d * kBlockSize);
     const __m512i k = _mm512_loadu_si512(keys + d * kBlockSize);
-    __m512i k_low;
-    if constexpr (kInt16) k_low = _mm512_loadu_si512(keys + plane + d * kBlockSize);
     extra = dot_bytes(offset, k, extra);
-    if constexpr (kInt16) extra_low = dot_bytes(offset, k_low, extra_low);
 #pragma GCC unroll 3
     for (int r = 0; r < kRows; ++r) {
-      const __m512i q = broadcast_dword(query.high + r * query.stride + d);
-      high[r] = dot_bytes(q, k, high[r]);
+      high[r] = dot_bytes(broadcast_dword(query.high + r * query.stride + d), k, high[r]);
       low[r] = dot_bytes(broadcast_dword(query.low + r * query.stride + d), k, low[r]);
-      if constexpr (kInt16) cross[r] = dot_bytes(q, k_low, cross[r]);
     }
   }
-  const __m512i surplus = _mm512_add_epi32(combine_dots(extra, extra), extra_low);
+  const __m512i surplus = combine_dots(extra, extra);
 #pragma GCC unroll 3
   for (int r = 0; r < kRows; ++r) {
-    const __m512i sum = combine_dots(high[r], _mm512_add_epi32(low[r], cross[r]));
-    dots[r] = _mm512_sub_epi32(sum, surplus);
+    dots[r] = _mm512_sub_epi32(combine_dots(high[r], low[r]), surplus);
   }
 }
 
 // Sums of the products of rows' weights with kColumns x 16 columns of values, over the blocks of a
 // split. Weights lie in the order of the tile unit's operands (see round_weights).
-template <bool kInt16, int kRows, int kColumns>
+template <int kRows, int kColumns>
 struct DirectValues {
   __m512i high[kRows][kColumns];
   __m512i low[kRows][kColumns];
@@ -92,7 +81,6 @@ struct DirectValues {
   // at `ahead` are prefetched.
   void add_block(const RowBytes& weights, int head_dim, const std::byte* values,
                  const std::byte* ahead) {
-    const int64_t plane = int64_t{kBlockSize} * head_dim;
 #pragma GCC unroll 4
     for (int i = 0; i < kBlockSize / 4; ++i) {
       const std::byte* line = values + i * int64_t{4} * head_dim;
@@ -106,17 +94,11 @@ struct DirectValues {
 #pragma GCC unroll 4
       for (int c = 0; c < kColumns; ++c) {
         prefetch(next + 64 * c);
-        if constexpr (kInt16) prefetch(next + plane + 64 * c);
         const __m512i v = _mm512_loadu_si512(line + 64 * c);
 #pragma GCC unroll 3
         for (int r = 0; r < kRows; ++r) {
           high[r][c] = dot_bytes(w_high[r], v, high[r][c]);
           low[r][c] = dot_bytes(w_low[r], v, low[r][c]);
-        }
-        if constexpr (kInt16) {
-          const __m512i v_low = _mm512_loadu_si512(line + plane + 64 * c);
-#pragma GCC unroll 3
-          for (int r = 0; r < kRows; ++r) low[r][c] = dot_bytes(w_high[r], v_low, low[r][c]);
         }
       }
     }

@@ -10,7 +10,7 @@
 // After the vector type:
 #include "../numerics.h"
 #include "linear_kernels.h"
-#include "tile_config.h"
+#include "tile_unit.h"
 
 namespace caudal::amx {
 namespace {
@@ -18,17 +18,13 @@ namespace {
 using avx512vnni::prefetch_far;
 using avx512vnni::store_rows;
 
-constexpr int kTileBytes = 1024;  // a block of weights, or of 16 tokens, as bf16; or 16 x 16 sums
+// A tile is a block of weights, or of 16 tokens, as bf16; or 16 x 16 sums.
 constexpr int kProducts = 4;  // of one block under way: registers for sums
 constexpr int kRing = 4;      // converted blocks
 static_assert((kRing + 2) * kProducts * kTileBytes <= kMinWorkspaceBytes);
 static_assert(kBf16TilesPerTask == kProducts);
 
-// ------------------------------------------------------------------ the tile unit
-//
-// Registers 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights. In assembly, as the compiler's
-// intrinsics do not tell it that a tile load reads memory.
-
+// Registers 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights.
 void configure(int num_tokens) {
   TileConfig config;
   for (int i = 0; i < 8; ++i) {
@@ -36,26 +32,6 @@ void configure(int num_tokens) {
     config.rows[i] = static_cast<uint8_t>(i < 6 ? num_tokens : kRowsPerGroup);
   }
   load_config(config);
-}
-
-template <int kTile>
-inline void load(const std::byte* p) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(int64_t{64}), "i"(kTile) : "memory");
-}
-
-template <int kTile>
-inline void store(std::byte* p) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(int64_t{64}), "i"(kTile) : "memory");
-}
-
-template <int kTile>
-inline void zero() {
-  asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
-}
-
-template <int kSum, int kTokens, int kWeights>
-inline void multiply() {
-  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kTokens), "i"(kWeights));
 }
 
 // ------------------------------------------------------------------ weights to bf16
@@ -207,23 +183,23 @@ void multiply_groups(const W& weights, const TileArgs* tiles, int64_t first, std
   const int64_t num_blocks = tiles[0].num_blocks;
   const std::byte* base = tiles[0].weights + first * num_blocks * W::kBytes;
   const auto load_tokens = [&]<int kTile>(int64_t b) {
-    load<4 + kTile % 2>(tiles[kTile].panel + b * 64 * tiles[kTile].num_tokens);
+    load_tile<4 + kTile % 2>(tiles[kTile].panel + b * 64 * tiles[kTile].num_tokens);
   };
   const auto multiply_group = [&]<int kGroup>(int64_t b) {
-    load<6 + kGroup % 2>(ring + (b % kRing * kGroups + kGroup) * kTileBytes);
+    load_tile<6 + kGroup % 2>(ring + (b % kRing * kGroups + kGroup) * kTileBytes);
     if constexpr (kTiles > 2) {
       for_each<kTiles>([&]<int kTile>() {
         load_tokens.template operator()<kTile>(b);
-        multiply<kTile, 4 + kTile % 2, 6>();
+        multiply_bf16<kTile, 4 + kTile % 2, 6>();
       });
     } else {
       for_each<kTiles>([&]<int kTile>() {
         if constexpr (kGroup == 0) load_tokens.template operator()<kTile>(b);
-        multiply<kTile * kGroups + kGroup, 4 + kTile, 6 + kGroup % 2>();
+        multiply_bf16<kTile * kGroups + kGroup, 4 + kTile, 6 + kGroup % 2>();
       });
     }
   };
-  for_each<kTiles * kGroups>([]<int kSum>() { zero<kSum>(); });
+  for_each<kTiles * kGroups>([]<int kSum>() { zero_tile<kSum>(); });
   for (int64_t b = 0; b < num_blocks; ++b) {
     std::byte* out = ring + b % kRing * kGroups * kTileBytes;
     for_each<kGroups>([&]<int kGroup>() {
@@ -235,7 +211,7 @@ void multiply_groups(const W& weights, const TileArgs* tiles, int64_t first, std
     });
   }
   for_each<kGroups>([&]<int kGroup>() { multiply_group.template operator()<kGroup>(num_blocks - 1); });
-  for_each<kTiles * kGroups>([&]<int kSum>() { store<kSum>(sums + kSum * kTileBytes); });
+  for_each<kTiles * kGroups>([&]<int kSum>() { store_tile<kSum>(sums + kSum * kTileBytes); });
 }
 
 // Calls op.operator()<n>(first) for all groups, n at a time: kMost, then half as many, down to one.
@@ -296,7 +272,7 @@ void run(const TileArgs* tiles, int num_tiles, std::byte* workspace) {
     default:
       run_tiles<W, 4>(weights, tiles, workspace);
   }
-  asm volatile("tilerelease");
+  release_tiles();
 }
 
 }  // namespace

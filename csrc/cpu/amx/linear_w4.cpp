@@ -7,7 +7,7 @@
 // after a tile instruction. The float sums of each tile wait in memory between such chunks. All that
 // is used again stays within half of L1, as the other hardware thread of the core may need the rest.
 #include "linear_kernels.h"
-#include "tile_config.h"
+#include "tile_unit.h"
 
 namespace caudal::amx {
 namespace {
@@ -181,7 +181,7 @@ void run_tiles(const TileArgs* tiles, int num_tiles, int max_tokens, std::byte* 
       }
     }
   }
-  asm volatile("tilerelease");
+  release_tiles();
 }
 
 }  // namespace

@@ -1,31 +1,30 @@
-// The tile unit's part of attention: products of up to 16 rows with operands of the tiled KV formats.
+// The tile unit's part of attention over int8: products of up to 16 rows with keys or values.
 //
 // In assembly, as the compiler's intrinsics do not tell it that a tile load reads memory.
 #pragma once
 
 #include "attention_rows.h"
-#include "tile_config.h"
+#include "tile_unit.h"
 
 namespace caudal::amx {
 namespace {
 
-constexpr int kTileRows = 16;
 constexpr int kDots = kTileRows * kLanes;  // of one tile
 
-// Products of a tile: with the high bytes of the rows, and those that weigh 1/256 of them.
+// Products of a tile: with the high and the low bytes of the rows.
 struct Dots {
   alignas(64) int32_t high[kDots];
   alignas(64) int32_t low[kDots];
 };
 
 // Tile registers: 0 and 1, or 6 and 7, take high and low products, 2 and 3 hold the rows' high and
-// low bytes, 4 and 5 the cache's.
+// low bytes, 4 the cache's.
 // `depth` bytes are multiplied per tile.
 void configure(int num_rows, int depth) {
   TileConfig config;
   for (int i = 0; i < 8; ++i) {
     config.row_bytes[i] = static_cast<uint16_t>(i == 2 || i == 3 ? depth : 64);
-    config.rows[i] = static_cast<uint8_t>(i == 4 || i == 5 ? depth / 4 : num_rows);
+    config.rows[i] = static_cast<uint8_t>(i == 4 ? depth / 4 : num_rows);
   }
   load_config(config);
 }
@@ -63,11 +62,11 @@ inline void load_rows(const void* high, const void* low, int64_t stride) {
       : "memory");
 }
 
-// Adds the products of the loaded rows with the columns at `high`, and `low` for int16, to a pair.
-// Queries are signed, weights are not.
-template <int kPair, bool kSigned, bool kInt16>
-inline void multiply(const std::byte* high, const std::byte* low) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm4" : : "r"(high), "r"(int64_t{64}) : "memory");
+// Adds the products of the loaded rows with the columns at `p` to a pair. Queries are signed, weights
+// are not.
+template <int kPair, bool kSigned>
+inline void multiply(const std::byte* p) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm4" : : "r"(p), "r"(int64_t{64}) : "memory");
   if constexpr (kPair == 0 && kSigned) {
     asm volatile("tdpbssd %%tmm4, %%tmm2, %%tmm0\ntdpbssd %%tmm4, %%tmm3, %%tmm1" : : :);
   } else if constexpr (kPair == 0) {
@@ -76,17 +75,6 @@ inline void multiply(const std::byte* high, const std::byte* low) {
     asm volatile("tdpbssd %%tmm4, %%tmm2, %%tmm6\ntdpbssd %%tmm4, %%tmm3, %%tmm7" : : :);
   } else {
     asm volatile("tdpbusd %%tmm4, %%tmm2, %%tmm6\ntdpbusd %%tmm4, %%tmm3, %%tmm7" : : :);
-  }
-  if constexpr (!kInt16) return;
-  asm volatile("tileloadd (%0,%1,1), %%tmm5" : : "r"(low), "r"(int64_t{64}) : "memory");
-  if constexpr (kPair == 0 && kSigned) {
-    asm volatile("tdpbssd %%tmm5, %%tmm2, %%tmm1" : : :);
-  } else if constexpr (kPair == 0) {
-    asm volatile("tdpbusd %%tmm5, %%tmm2, %%tmm1" : : :);
-  } else if constexpr (kSigned) {
-    asm volatile("tdpbssd %%tmm5, %%tmm2, %%tmm7" : : :);
-  } else {
-    asm volatile("tdpbusd %%tmm5, %%tmm2, %%tmm7" : : :);
   }
 }
 

@@ -14,6 +14,21 @@ constexpr float kInfinity = __builtin_inff();
 
 float exp2_of(float x) { return exp2_approx(F32x1{x}).v; }
 
+// What exp2_coarse asks of a vector type.
+struct ScalarExp : F32x1 {
+  static ScalarExp set1(float x) { return {{x}}; }
+  static ScalarExp fma(ScalarExp a, ScalarExp b, ScalarExp c) { return {F32x1::fma(a, b, c)}; }
+  static ScalarExp fraction(ScalarExp x) {
+    return {{x.v == -kInfinity ? 0.0f : x.v - __builtin_floorf(x.v)}};
+  }
+  static ScalarExp scale(ScalarExp p, ScalarExp x) {
+    if (x.v != x.v) return x;
+    if (x.v < -200.0f) return {{0.0f}};
+    const auto exponent = static_cast<uint64_t>(1023 + static_cast<int>(__builtin_floorf(x.v)));
+    return {{static_cast<float>(p.v * __builtin_bit_cast(double, exponent << 52))}};
+  }
+};
+
 uint32_t magnitude_bits(float x) { return __builtin_bit_cast(uint32_t, x) & 0x7fffffffu; }
 
 // Rounds to nearest even and saturates to int16; NaN gives -32768, as the vector instructions do.
@@ -32,6 +47,16 @@ struct Cache {
   const std::byte* block(int token) const {
     return kv.base + block_table[token / kBlockSize] * kv.block_stride + head * kv.head_stride;
   }
+  float bf16(int token, int64_t index) const {
+    return bf16_to_float(reinterpret_cast<const uint16_t*>(block(token))[index]);
+  }
+  float bf16_key(int token, int d) const {
+    return bf16(token, d / 2 * 2 * kBlockSize + token % kBlockSize * 2 + d % 2);
+  }
+  float bf16_value(int token, int d) const {
+    const int64_t pair = (kBlockSize + token % kBlockSize / 2 * 2) * int64_t{kv.head_dim};
+    return bf16(token, pair + 2 * d + token % 2);
+  }
   float half(int token, int64_t index) const {
     return half_to_float(reinterpret_cast<const uint16_t*>(block(token))[index]);
   }
@@ -49,17 +74,13 @@ struct Cache {
     const int64_t pair = (kBlockSize + token % kBlockSize / 2 * 2) * int64_t{kv.head_dim};
     return static_cast<int8_t>(block(token)[pair + 2 * d + token % 2]);
   }
-  // Bytes 0 (high) or 1 (low) of a tiled format.
-  int tile_key(int token, int d, int byte) const {
-    const int64_t plane = int64_t{kBlockSize} * kv.head_dim;
+  int tile_key(int token, int d) const {
     const int64_t index = d / 4 * 4 * kBlockSize + token % kBlockSize * 4 + d % 4;
-    return static_cast<int8_t>(block(token)[byte * plane + index]);
+    return static_cast<int8_t>(block(token)[index]);
   }
-  int tile_value(int token, int d, int byte) const {
-    const int64_t plane = int64_t{kBlockSize} * kv.head_dim;
-    const int64_t quad = token % kBlockSize / 4 * 4 * int64_t{kv.head_dim};
-    const int64_t first = (kv_value_bytes(kv.format) + byte) * plane;
-    return static_cast<int8_t>(block(token)[first + quad + 4 * d + token % 4]);
+  int tile_value(int token, int d) const {
+    const int64_t quad = (kBlockSize + token % kBlockSize / 4 * 4) * int64_t{kv.head_dim};
+    return static_cast<int8_t>(block(token)[quad + 4 * d + token % 4]);
   }
   const float* scales(int token) const {
     const int64_t values = int64_t{2} * kBlockSize * kv.head_dim * kv_value_bytes(kv.format);
@@ -90,9 +111,13 @@ void load_query(const float* q, const KVLayer& kv, float scale, Query& out) {
   }
   out.scale = 1.0f;
   if (kv.format == KVFormat::kF16) return;
-  const QuantScale s = quant_scale(bits, is_tiled(kv.format) ? kQuantMax16 : kQuantMax15);
+  if (kv.format == KVFormat::kBf16Tiles) {
+    for (int d = 0; d < kv.head_dim; ++d) out.value[d] = bf16_to_float(float_to_bf16(out.value[d]));
+    return;
+  }
+  const QuantScale s = quant_scale(bits, kv.format == KVFormat::kInt8Tiles ? kQuantMax16 : kQuantMax15);
   for (int d = 0; d < kv.head_dim; ++d) out.quant[d] = round_int16(q[d] * s.inverse);
-  out.scale = s.d * scale * dot_unit(kv.format);
+  out.scale = s.d * scale;
 }
 
 float score(const Cache& cache, const Query& q, int token) {
@@ -161,47 +186,19 @@ void add_chunk(const Cache& cache, const Query& q, int begin, int count, State& 
   add_values(cache, p, begin, count, correction, s.acc);
 }
 
-// dot() of attention_tiles.h from its two sums.
-float dot_of(int32_t high, int32_t low) { return static_cast<float>(high * 256 + low); }
-
-float tile_score(const Cache& cache, const Query& q, int token) {
-  const bool is_int16 = cache.kv.format == KVFormat::kInt16Tiles;
-  int32_t high = 0;
-  int32_t low = 0;
-  for (int d = 0; d < cache.kv.head_dim; ++d) {
-    const int q_high = (q.quant[d] + 128) >> 8;
-    const int k_high = cache.tile_key(token, d, 0);
-    high += q_high * k_high;
-    low += (q.quant[d] - 256 * q_high) * k_high;
-    if (is_int16) low += q_high * cache.tile_key(token, d, 1);
-  }
-  return (dot_of(high, low) * q.scale) * cache.key_scale(token);
+float int8_tile_score(const Cache& cache, const Query& q, int token) {
+  int32_t dot = 0;
+  for (int d = 0; d < cache.kv.head_dim; ++d) dot += q.quant[d] * cache.tile_key(token, d);
+  return (static_cast<float>(dot) * q.scale) * cache.key_scale(token);
 }
 
-// weights: 0 .. kQuantMax16
-void add_tile_values(const Cache& cache, const int* weights, int begin, int count, float scale,
-                     float* acc) {
-  const bool is_int16 = cache.kv.format == KVFormat::kInt16Tiles;
-  for (int d = 0; d < cache.kv.head_dim; ++d) {
-    int32_t high = 0;
-    int32_t low = 0;
-    for (int t = 0; t < count; ++t) {
-      const int v_high = cache.tile_value(begin + t, d, 0);
-      high += (weights[t] >> 8) * v_high;
-      low += (weights[t] & 255) * v_high;
-      if (is_int16) low += (weights[t] >> 8) * cache.tile_value(begin + t, d, 1);
-    }
-    acc[d] = dot_of(high, low) * scale;
-  }
-}
-
-void run_tile_split(const Cache& cache, const Query& q, int split, int visible, State& s) {
+void run_int8_tile_split(const Cache& cache, const Query& q, int split, int visible, State& s) {
   const int begin = split * kSplitTokens;
   const int count = visible - begin < kSplitTokens ? visible - begin : kSplitTokens;
   float p[kSplitTokens];
   s.max = -kInfinity;
   for (int t = 0; t < count; ++t) {
-    p[t] = tile_score(cache, q, begin + t);
+    p[t] = int8_tile_score(cache, q, begin + t);
     s.max = s.max > p[t] ? s.max : p[t];
   }
   float lane[kBlockSize] = {};
@@ -225,12 +222,64 @@ void run_tile_split(const Cache& cache, const Query& q, int split, int visible, 
     const int w = round_int16(p[t] * inverse);
     weights[t] = w < 0 ? 0 : w;  // NaN, which the scale keeps
   }
-  const float scale = is_tiny ? 0.0f : largest * (dot_unit(cache.kv.format) / kQuantMax16);
-  add_tile_values(cache, weights, begin, count, scale, s.acc);
+  const float scale = is_tiny ? 0.0f : largest * (1.0f / kQuantMax16);
+  for (int d = 0; d < cache.kv.head_dim; ++d) {
+    int32_t dot = 0;
+    for (int t = 0; t < count; ++t) dot += weights[t] * cache.tile_value(begin + t, d);
+    s.acc[d] = static_cast<float>(dot) * scale;
+  }
+}
+
+float bf16_score(const Cache& cache, const Query& q, int token) {
+  const int depth = bf16_depth(cache.kv.head_dim);
+  float sum = 0.0f;
+  for (int part = 0; part < cache.kv.head_dim; part += depth) {
+    float chain[2] = {};
+    for (int d = part; d < part + depth; ++d) {
+      chain[d % 2] = __builtin_fmaf(q.value[d], cache.bf16_key(token, d), chain[d % 2]);
+    }
+    sum += chain[0] + chain[1];
+  }
+  return sum;
+}
+
+void run_bf16_split(const Cache& cache, const Query& q, int split, int visible, State& s) {
+  constexpr int kTokens = 32;  // that a tile multiplies
+  const int begin = split * kSplitTokens;
+  const int count = visible - begin < kSplitTokens ? visible - begin : kSplitTokens;
+  float p[kSplitTokens];
+  s.max = -kInfinity;
+  for (int t = 0; t < count; ++t) {
+    p[t] = bf16_score(cache, q, begin + t);
+    s.max = s.max > p[t] ? s.max : p[t];
+  }
+  float lane[2 * kBlockSize] = {};
+  for (int t = 0; t < count; ++t) {
+    p[t] = exp2_coarse(ScalarExp{{p[t] - s.max}}).v;
+    lane[t % (2 * kBlockSize)] += p[t];
+    p[t] = bf16_to_float(float_to_bf16(p[t]));
+  }
+  for (int step = kBlockSize; step > 0; step /= 2) {
+    for (int i = 0; i < step; ++i) lane[i] += lane[i + step];
+  }
+  s.sum = lane[0];
+  for (int d = 0; d < cache.kv.head_dim; ++d) {
+    s.acc[d] = 0.0f;
+    for (int first = 0; first < count; first += kTokens) {
+      float chain[2] = {};
+      for (int t = first; t < count && t < first + kTokens; ++t) {
+        chain[t % 2] = __builtin_fmaf(p[t], cache.bf16_value(begin + t, d), chain[t % 2]);
+      }
+      s.acc[d] += chain[0] + chain[1];
+    }
+  }
 }
 
 void run_split(const Cache& cache, const Query& q, int split, int visible, State& s) {
-  if (is_tiled(cache.kv.format)) return run_tile_split(cache, q, split, visible, s);
+  if (cache.kv.format == KVFormat::kBf16Tiles) return run_bf16_split(cache, q, split, visible, s);
+  if (cache.kv.format == KVFormat::kInt8Tiles) {
+    return run_int8_tile_split(cache, q, split, visible, s);
+  }
   for (int d = 0; d < cache.kv.head_dim; ++d) s.acc[d] = 0.0f;
   s.max = -kInfinity;
   s.sum = 0.0f;

@@ -32,16 +32,6 @@ uint32_t max_magnitude(const float* x) {
   return max_bits;
 }
 
-// To nearest even; denormals to 0, NaN stays.
-float round_to_bf16(float x) {
-  uint32_t bits = __builtin_bit_cast(uint32_t, x);
-  const uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return x;
-  if (magnitude < 0x00800000u) return __builtin_bit_cast(float, bits & 0x80000000u);
-  bits += 0x7fffu + ((bits >> 16) & 1u);
-  return __builtin_bit_cast(float, bits & 0xffff0000u);
-}
-
 // To nearest even, from the exact value: the float between is rounded to odd.
 uint16_t double_to_half(double x) {
   const auto nearest = static_cast<float>(x);
@@ -164,7 +154,7 @@ float dot_bf16(const PackedMatrix& matrix, const std::byte* group, int row, cons
       for (int i = 0; i < 2; ++i) {
         const int k = first_column(matrix.format, pair) + i * (is_w4 ? 2 : 1);
         const float weight = bf16_weight(scaled_value(matrix.format, group, row, k, factor));
-        sums[i] = __builtin_fmaf(round_to_bf16(panels[b].x[k]), weight, sums[i]);
+        sums[i] = __builtin_fmaf(bf16_to_float(float_to_bf16(panels[b].x[k])), weight, sums[i]);
       }
     }
     acc += sums[0] + sums[1];

@@ -48,7 +48,8 @@ _KV_CACHE_DTYPES: dict[str, object] = {
     "f16": KVCacheDType.F16,
     "fp16": KVCacheDType.F16,
     "float16": KVCacheDType.F16,
-    "int16": KVCacheDType.INT16,
+    "bf16": KVCacheDType.BF16,
+    "bfloat16": KVCacheDType.BF16,
     "int8": KVCacheDType.INT8,
 }
 

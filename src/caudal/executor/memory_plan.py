@@ -106,14 +106,10 @@ def _choose_num_blocks(
 
 
 def kv_block_bytes(model: ModelConfig, cache: CacheConfig) -> int:
-    """Bytes of one KV block over all layers; integers have a float32 scale per token and head.
-
-    AUTO counts as the largest type it can stand for.
-    """
-    heads = 2 * model.num_kv_heads * cache.block_size
-    bytes_per_value = 1 if cache.kv_cache_dtype is KVCacheDType.INT8 else 2
-    bytes_per_scale = 0 if cache.kv_cache_dtype is KVCacheDType.F16 else 4
-    return model.num_layers * heads * (model.head_dim * bytes_per_value + bytes_per_scale)
+    """Bytes of one KV block over all layers; int8 has a float32 scale per token and head."""
+    is_int8 = cache.kv_cache_dtype is KVCacheDType.INT8
+    per_token = model.head_dim + 4 if is_int8 else 2 * model.head_dim
+    return model.num_layers * 2 * model.num_kv_heads * cache.block_size * per_token
 
 
 def packed_bytes(tensor: RawMatrix) -> int:

@@ -32,12 +32,9 @@ BLOCK_SIZE = 16
 
 
 def kv_block_bytes(spec: KVCacheSpec) -> int:
-    """Bytes of one KV block over all layers; integers have a float32 scale per token and head."""
-    tokens = 2 * spec.block_size
-    head = tokens * spec.head_dim * (1 if spec.dtype is KVCacheDType.INT8 else 2)
-    if spec.dtype is not KVCacheDType.F16:
-        head += tokens * 4
-    return spec.num_layers * spec.num_kv_heads * head
+    """Bytes of one KV block over all layers; int8 has a float32 scale per token and head."""
+    per_token = spec.head_dim + 4 if spec.dtype is KVCacheDType.INT8 else 2 * spec.head_dim
+    return spec.num_layers * spec.num_kv_heads * 2 * spec.block_size * per_token
 
 
 class CpuPlan:
@@ -176,15 +173,15 @@ class CpuBackend:
             raise ConfigError(str(error)) from None
 
     def kv_cache_dtype(self, asked: KVCacheDType) -> KVCacheDType:
-        """What `asked` means on this CPU: AUTO is the most exact type that is fast on it.
+        """What `asked` means on this CPU: AUTO is bf16 with a tile unit, else f16.
 
-        Raises ConfigError for int16 without a tile unit.
+        Raises ConfigError for bf16 without a tile unit.
         """
         if asked is KVCacheDType.AUTO:
-            return KVCacheDType.INT16 if self._has_tile_unit else KVCacheDType.F16
-        if asked is KVCacheDType.INT16 and not self._runtime.has_tiles:
+            return KVCacheDType.BF16 if self._has_tile_unit else KVCacheDType.F16
+        if asked is KVCacheDType.BF16 and not self._runtime.has_tiles:
             raise ConfigError(
-                f"kv_cache_dtype: int16 needs a CPU with AMX, and the kernels here are {self.isa}; "
+                f"kv_cache_dtype: bf16 needs a CPU with AMX, and the kernels here are {self.isa}; "
                 "use f16 or int8"
             )
         return asked
@@ -195,7 +192,7 @@ class CpuBackend:
 
     def _kv_format(self, dtype: KVCacheDType) -> str:
         """The layout that the kernels read fastest; see csrc/cpu/kernels.h."""
-        is_tiled = dtype is KVCacheDType.INT16 or (
+        is_tiled = dtype is KVCacheDType.BF16 or (
             dtype is KVCacheDType.INT8 and self._has_tile_unit
         )
         return f"{dtype}_tiles" if is_tiled else str(dtype)

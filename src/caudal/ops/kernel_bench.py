@@ -149,7 +149,7 @@ def measure_kernels(spec: BenchSpec) -> Iterator[KernelTiming]:
     for linear in linears:
         for num_tokens in linear.tokens:
             yield _time_linear(spec, linear, num_tokens)
-    for kv_format in ("f16", "int16_tiles", "int8_tiles") if runtime.has_tiles else ("f16", "int8"):
+    for kv_format in ("f16", "bf16_tiles", "int8_tiles") if runtime.has_tiles else ("f16", "int8"):
         yield _time_attention(spec, kv_format, num_seqs=32, num_queries=1, context=1024)
         yield _time_attention(spec, kv_format, num_seqs=1, num_queries=256, context=1024)
         if not spec.is_quick:
@@ -189,8 +189,10 @@ def _filled_cache(num_blocks: int, kv_format: str, rng: np.random.Generator) -> 
     cache = _native.KVCache(_LAYERS, num_blocks, _KV_HEADS, _HEAD_DIM, kv_format)
     num_heads = _LAYERS * _KV_HEADS
     values = 2 * _BLOCK_SIZE * _HEAD_DIM
-    if kv_format != "f16":
-        values *= 2 if kv_format.startswith("int16") else 1
+    if kv_format == "bf16_tiles":
+        normal = rng.standard_normal((num_heads, values)).astype(np.float32)
+        block = (normal.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    elif kv_format != "f16":
         block = np.empty((num_heads, values + 2 * _BLOCK_SIZE * 4), np.uint8)
         block[:, :values] = rng.integers(0, 256, (num_heads, values), np.uint8)
         block[:, values:] = np.full((num_heads, 2 * _BLOCK_SIZE), 0.01, np.float32).view(np.uint8)

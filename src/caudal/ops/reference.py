@@ -20,7 +20,7 @@ from caudal.ops.interface import (
     SamplingResult,
 )
 from caudal.ops.raw import add_rows, as_float32
-from caudal.ops.reference_cache import ReferenceKVCache
+from caudal.ops.reference_cache import ReferenceKVCache, round_to_bf16
 
 F32 = NDArray[np.float32]
 
@@ -230,17 +230,10 @@ class ReferenceOps:
         return x
 
 
-def round_to_bf16(x: F32) -> F32:
-    """The nearest values with eight significant bits, ties to even; any shape."""
-    bits = x.view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) & np.uint32(0xFFFF0000)
-    return rounded.view(np.float32)
-
-
 def round_inputs(x: F32, weight_format: str) -> F32:
     """x [tokens, features] as the kernels of that format round it."""
     if weight_format.endswith("bf16"):
-        return round_to_bf16(np.ascontiguousarray(x))
+        return round_to_bf16(x)
     quant_max = _QUANT_MAX.get(weight_format)
     return x if quant_max is None else round_activations(x, quant_max)
 

@@ -61,23 +61,22 @@ def round_f16(x: F32) -> F32:
 
 def round_int8(x: F32) -> F32:
     """x as int8 with one scale per token and head keeps it."""
-    return _round_integer(x, np.float32(127))
-
-
-def round_int16(x: F32) -> F32:
-    """x as int16 (up to 32512) with one scale per token and head keeps it."""
-    return _round_integer(x, np.float32(32512))
-
-
-def _round_integer(x: F32, largest: np.float32) -> F32:
+    largest = np.float32(127)
     absmax = np.abs(x).max(axis=-1, keepdims=True)
     scale = absmax / largest
     inverse = largest / np.where(absmax == 0, np.float32(1), absmax)
     return np.asarray(np.rint(x * inverse) * scale, dtype=np.float32)
 
 
+def round_to_bf16(x: F32) -> F32:
+    """The nearest values with eight significant bits, ties to even; any shape."""
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32)
+
+
 _STORE: dict[KVCacheDType, Callable[[F32], F32]] = {
     KVCacheDType.F16: round_f16,
+    KVCacheDType.BF16: round_to_bf16,
     KVCacheDType.INT8: round_int8,
-    KVCacheDType.INT16: round_int16,
 }
