@@ -21,13 +21,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.client import run_workload
 from benchmarks.measurement import Summary
 from benchmarks.serve_vs_peer import (
-    System,
     caudal_server,
     describe_machine,
     has_openvino,
     measure,
     openvino_peer,
+    other_servers,
     served_model,
+    server_system,
 )
 from benchmarks.workloads import CONCURRENCIES, CONTEXT_WORDS, WORKLOADS, Prompt, Workload
 from caudal.bench.charts import Axis, Panel, log_ticks, resolve_colours
@@ -37,12 +38,6 @@ COLOURS = ("--main", "--target", "--other", "--bad")
 
 Curves = dict[str, list[tuple[int, float]]]
 """Points (at a time or words, output tokens per second) of each system."""
-
-
-def server_system(url: str) -> System:
-    """Runs workloads on the server at `url`."""
-    name = served_model(url)
-    return lambda workload, seed: run_workload(url, name, workload, seed)
 
 
 def to_curves(results: dict[str, dict[str, Summary]]) -> Curves:
@@ -128,9 +123,7 @@ def main() -> None:
 
             peer = openvino_peer(options.peer_python, resolve_model(options.model))
             systems["openvino-genai"] = stack.enter_context(peer)
-        for named in options.also:
-            name, _, other = named.partition("=")
-            systems[name] = server_system(other)
+        systems |= other_servers(options.also)
         is_context = options.curve == "context"
         names = (
             [f"context-{n}" for n in CONTEXT_WORDS]

@@ -2,9 +2,11 @@
 
     python benchmarks/serve_vs_peer.py [--model smollm2-135m] [--only chat,mixed] [--rounds 3]
                                        [--peer-python peer/bin/python] [--url http://…]
+                                       [--also llama.cpp=http://127.0.0.1:8081]
 
-Both systems stay loaded and take turns; each round has prompts of its own, the same for both, and
-swaps who goes first. The table shows medians. Only ratios of one session count: machines are noisy.
+All systems stay loaded and take turns; each round has prompts of its own, the same for all, and
+swaps who goes first. `--also` adds a running OpenAI-compatible server. The table shows medians.
+Only ratios of one session count: machines are noisy.
 """
 
 from __future__ import annotations
@@ -65,6 +67,21 @@ def _is_ready(url: str) -> bool:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False
+
+
+def server_system(url: str) -> System:
+    """A running OpenAI-compatible server."""
+    name = served_model(url)
+    return lambda workload, seed: run_workload(url, name, workload, seed)
+
+
+def other_servers(also: list[str]) -> dict[str, System]:
+    """Of arguments NAME=URL."""
+    systems = {}
+    for named in also:
+        name, _, url = named.partition("=")
+        systems[name] = server_system(url)
+    return systems
 
 
 def served_model(url: str) -> str:
@@ -176,6 +193,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--only", default=DEFAULT_WORKLOADS, help=f"of {','.join(WORKLOADS)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer-python", default=sys.executable)
+    parser.add_argument("--also", action="append", default=[], metavar="NAME=URL")
     parser.add_argument("--url", help="measure this server instead of starting one")
     parser.add_argument("serve_flags", nargs="*", help="after --: flags for caudal serve")
     return parser.parse_args()
@@ -191,15 +209,13 @@ def main() -> None:
     print(describe_machine())
     with ExitStack() as stack:
         url = options.url or stack.enter_context(caudal_server(options.model, options.serve_flags))
-        name = served_model(url)
-        systems: dict[str, System] = {
-            "caudal": lambda workload, seed: run_workload(url, name, workload, seed)
-        }
+        systems = {"caudal": server_system(url)}
         if has_openvino(options.peer_python):
             peer = openvino_peer(options.peer_python, resolve_model(options.model))
             systems["openvino-genai"] = stack.enter_context(peer)
         else:
-            print("openvino-genai is not installed (--peer-python): measuring alone")
+            print("openvino-genai is not installed (--peer-python): measuring without")
+        systems |= other_servers(options.also)
         workloads = [WORKLOADS[workload] for workload in options.only.split(",")]
         print("\n" + format_table(measure(systems, workloads, options.rounds)))
 
