@@ -354,7 +354,7 @@ class Task : public TaskBase {
         __m512i k[kBlocks];
 #pragma GCC unroll 2
         for (int b = 0; b < kBlocks; ++b) {
-          prefetch(later[b] + 32 * d);
+          prefetch_second(later[b] + 32 * d);
           k[b] = _mm512_loadu_si512(keys[b] + 32 * d);
         }
         chains.add(k, q + d, head_dim_);
@@ -403,7 +403,7 @@ class Task : public TaskBase {
         __m512i v[kCount];
 #pragma GCC unroll 2
         for (int c = 0; c < kCount; ++c) {
-          prefetch(later + 64 * c);
+          prefetch_second(later + 64 * c);
           v[c] = _mm512_loadu_si512(values + 64 * c);
         }
         chains.add(v, w + t, kSplitTokens);

@@ -13,6 +13,11 @@ constexpr int kSplitBlocks = kSplitTokens / kBlockSize;
 constexpr int kDirectAhead = 4;  // blocks between a prefetch and its use
 constexpr int kMaxDirectRows = 8;  // that the vector unit takes; more are faster in the tile unit
 
+// To the second cache level; the first has too few requests under way to fetch from memory at its rate.
+inline void prefetch_second(const std::byte* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
+}
+
 // What a task keeps of its rows, of the splits so far.
 struct TaskRows {
   alignas(64) float total[kMaxTaskRows * kMaxHeadDim];
@@ -82,11 +87,9 @@ class TaskBase {
     }
   }
 
-  // To the second level: a split is larger than the first.
   void prefetch_lines(int count) {
     for (; count > 0 && next_block_ < num_next_; --count) {
-      const std::byte* line = next_[next_block_] + int64_t{64} * next_line_;
-      _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1);
+      prefetch_second(next_[next_block_] + int64_t{64} * next_line_);
       if (++next_line_ == lines_per_block_) {
         next_line_ = 0;
         ++next_block_;
