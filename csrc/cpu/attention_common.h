@@ -22,14 +22,21 @@ struct Context {
   const std::byte* head;  // of block 0
   const int32_t* block_table;
   int64_t block_stride;
-  int num_tokens;  // seen by the last query of the task
+  int num_tokens;  // seen by the last query of the task; of a shared one, at its end
 
   Context(const AttentionArgs& args, const AttentionTask& task)
       : head(args.kv.base + task.kv_head * args.kv.head_stride),
         block_table(args.batch->block_tables + task.seq * args.batch->block_table_stride),
         block_stride(args.kv.block_stride),
-        num_tokens(args.batch->seq_lens[task.seq] - args.batch->query_start_loc[task.seq + 1] +
-                   task.query_begin + task.query_count) {}
+        num_tokens(task.is_shared
+                       ? (task.split_begin + task.split_count) * kSplitTokens
+                       : args.batch->seq_lens[task.seq] - args.batch->query_start_loc[task.seq + 1] +
+                             task.query_begin + task.query_count) {}
+
+  // Keys that a row of the task sees, from position 0.
+  int num_visible(const AttentionTask& task, int row, int group) const {
+    return task.is_shared ? num_tokens : num_tokens - task.query_count + 1 + row / group;
+  }
 
   // Block number `index` of the sequence.
   const std::byte* block(int index) const { return head + block_table[index] * block_stride; }
@@ -74,10 +81,10 @@ inline void merge_partials(const AttentionArgs& args, const AttentionTask& task,
   const int head_dim = args.kv.head_dim;
   const int group = args.num_heads / args.kv.num_kv_heads;
   const int num_rows = task.query_count * group;
-  const int first_visible = Context(args, task).num_tokens - task.query_count + 1;
+  const Context context(args, task);
   auto* total = reinterpret_cast<float*>(worker.scratch);
   for (int r = 0; r < num_rows; ++r) {
-    const int visible = first_visible + r / group;
+    const int visible = context.num_visible(task, r, group);
     const int64_t head = task.kv_head * group + r % group;
     float* out =
         args.out + ((task.query_begin + r / group) * int64_t{args.num_heads} + head) * head_dim;
@@ -90,7 +97,7 @@ inline void merge_partials(const AttentionArgs& args, const AttentionTask& task,
     float sum = first[head_dim + 1];
     __builtin_memcpy(total, first, head_dim * sizeof(float));
     for (int split = 1; split * kSplitTokens < visible; ++split) {
-      const float* partial = first + split * num_rows * partial_stride(head_dim);
+      const float* partial = first + split * task.partial_step * partial_stride(head_dim);
       merge_split(total, max, sum, partial, partial[head_dim], partial[head_dim + 1], head_dim);
     }
     write_output(total, sum, head_dim, out);

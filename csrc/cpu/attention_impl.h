@@ -104,10 +104,9 @@ class Tile {
 
   void load_queries() {
     const float scale = args_.scale * kLog2E;
-    const int first_visible = context_.num_tokens - task_.query_count + 1;
     for (int r = 0; r < num_rows_; ++r) {
       const float* q = args_.q + (output(r) - args_.out);
-      memory_.rows.visible[r] = first_visible + r / group_;
+      memory_.rows.visible[r] = context_.num_visible(task_, r, group_);
       if constexpr (Cache::kStep == 1) {
         scale_query(q, head_dim_, scale, static_cast<float*>(query(r)));
       } else {
@@ -215,7 +214,8 @@ class Tile {
     for (int r = 0; r < num_rows_; ++r) {
       const float* acc = memory_.acc + r * head_dim_;
       if (task_.partial >= 0) {
-        const int64_t row = task_.partial + int64_t{split - task_.split_begin} * num_rows_ + r;
+        const int64_t row =
+            task_.partial + int64_t{split - task_.split_begin} * task_.partial_step + r;
         float* partial = args_.partials + row * partial_stride(head_dim_);
         __builtin_memcpy(partial, acc, head_dim_ * sizeof(float));
         partial[head_dim_] = rows.max[r];

@@ -15,6 +15,8 @@ constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kMinTileRows = 48;
 // Rows of one register tile of the kernels.
 constexpr int kRegisterRows = 6;
+// Fewer rows of sequences with blocks in common attend to these one by one.
+constexpr int kMinSharedRows = 9;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -52,9 +54,10 @@ class Builder {
   }
 
   AttentionSchedule build() {
-    for (int i = 0; i < batch_.num_seqs; ++i) {
-      const Sequence seq = sequence(i);
-      if (seq.num_queries > 0) add_sequence(seq);
+    for (int i = 0; i < batch_.num_seqs;) {
+      const int num_shared = add_shared(i);
+      if (num_shared == 0 && sequence(i).num_queries > 0) add_sequence(sequence(i));
+      i += std::max(1, num_shared);
     }
     std::sort(buffers_.items.begin(), buffers_.items.end(), [](const auto& a, const auto& b) {
       return a.cost != b.cost ? a.cost > b.cost : a.task.query_begin < b.task.query_begin;
@@ -106,30 +109,121 @@ class Builder {
 
   void add_tile(int seq, int query_begin, int query_count, int context) {
     const int num_splits = static_cast<int>(ceil_div(context, kSplitTokens));
-    const int64_t rows = int64_t{query_count} * group_;
+    const int rows = query_count * group_;
     const int64_t cost = task_cost(context, rows);
-    AttentionTask task{seq, 0, query_begin, query_count, 0, num_splits, -1};
-    const int64_t partials_per_head = num_splits * rows;
-    const int64_t num_partials = num_partials_ + partials_per_head * num_kv_heads_;
+    AttentionTask task{.seq = seq,
+                       .kv_head = 0,
+                       .query_begin = query_begin,
+                       .query_count = query_count,
+                       .split_begin = 0,
+                       .split_count = num_splits,
+                       .partial = -1,
+                       .partial_step = rows,
+                       .is_shared = false};
     const bool is_too_long = 2 * cost > 3 * target_ && num_splits > 1;
-    if (!is_too_long || num_partials > buffers_.max_partials) {
+    const int64_t per_head = int64_t{num_splits} * rows;
+    if (!is_too_long || !reserve(per_head, task)) {
       buffers_.items.push_back({cost, task, 0});
       return;
     }
+    add_merges(task, per_head);
+    add_pieces(task, per_head);
+  }
+
+  // Takes partial rows for all heads; false if there are not enough.
+  bool reserve(int64_t per_head, AttentionTask& task) {
+    const int64_t num_partials = num_partials_ + per_head * num_kv_heads_;
+    if (num_partials > buffers_.max_partials) return false;
     task.partial = static_cast<int32_t>(num_partials_);
     num_partials_ = num_partials;
-    for (int h = 0; h < num_kv_heads_; ++h) {
-      buffers_.merges.push_back(for_head(task, h, partials_per_head));
-    }
-    const auto pieces = static_cast<int>(std::min<int64_t>(num_splits, ceil_div(cost, target_)));
+    return true;
+  }
+
+  void add_merges(const AttentionTask& task, int64_t per_head) {
+    for (int h = 0; h < num_kv_heads_; ++h) buffers_.merges.push_back(for_head(task, h, per_head));
+  }
+
+  // A task with partial results, cut so that threads stay balanced.
+  void add_pieces(const AttentionTask& task, int64_t per_head) {
+    const int64_t rows = int64_t{task.query_count} * group_;
+    const int64_t cost = task_cost(int64_t{task.split_count} * kSplitTokens, rows);
+    const auto pieces =
+        static_cast<int>(std::min<int64_t>(task.split_count, ceil_div(cost, target_)));
     for (int i = 0; i < pieces; ++i) {
       AttentionTask piece = task;
-      piece.split_begin = num_splits * i / pieces;
-      piece.split_count = num_splits * (i + 1) / pieces - piece.split_begin;
-      piece.partial += static_cast<int32_t>(piece.split_begin * rows);
+      const int begin = task.split_count * i / pieces;
+      piece.split_begin += begin;
+      piece.split_count = task.split_count * (i + 1) / pieces - begin;
+      piece.partial += begin * task.partial_step;
       const int64_t piece_cost = task_cost(int64_t{piece.split_count} * kSplitTokens, rows);
-      buffers_.items.push_back({piece_cost, piece, partials_per_head});
+      buffers_.items.push_back({piece_cost, piece, per_head});
     }
+  }
+
+  // ---------------------------------------------------------------- shared blocks
+
+  // Splits at the beginning of two sequences that lie in the same blocks.
+  int num_shared_splits(int a, int b) const {
+    constexpr int kSplitBlocks = kSplitTokens / kBlockSize;
+    const int32_t* first = batch_.block_tables + a * batch_.block_table_stride;
+    const int32_t* second = batch_.block_tables + b * batch_.block_table_stride;
+    const int most = std::min(batch_.seq_lens[a], batch_.seq_lens[b]) / kSplitTokens * kSplitBlocks;
+    const auto [end, ignored] = std::mismatch(first, first + most, second);
+    return static_cast<int>(end - first) / kSplitBlocks;
+  }
+
+  bool is_decoding(int i) const { return i < batch_.num_seqs && sequence(i).num_queries == 1; }
+
+  // The number of sequences from `first` on that were added together; 0 if it has nothing in common
+  // with enough of those behind it.
+  int add_shared(int first) {
+    if (!is_decoding(first) || !is_decoding(first + 1)) return 0;
+    const int num_splits = num_shared_splits(first, first + 1);
+    if (num_splits == 0) return 0;
+    int count = 2;
+    while ((count + 1) * group_ <= kMaxTaskRows && is_decoding(first + count) &&
+           num_shared_splits(first, first + count) >= num_splits) {
+      ++count;
+    }
+    const int rows = count * group_;
+    if (rows < kMinSharedRows) return 0;
+    int most_splits = 0;
+    for (int i = first; i < first + count; ++i) {
+      most_splits = std::max(most_splits, num_all_splits(i));
+    }
+    const int64_t per_head = int64_t{most_splits} * rows;
+    AttentionTask task{.seq = first,
+                       .kv_head = 0,
+                       .query_begin = batch_.query_start_loc[first],
+                       .query_count = count,
+                       .split_begin = 0,
+                       .split_count = num_splits,
+                       .partial = -1,
+                       .partial_step = rows,
+                       .is_shared = true};
+    if (!reserve(per_head, task)) return 0;
+    add_pieces(task, per_head);
+    for (int i = 0; i < count; ++i) add_rest(task, i, per_head);
+    return count;
+  }
+
+  int num_all_splits(int seq) const {
+    return static_cast<int>(ceil_div(batch_.seq_lens[seq], kSplitTokens));
+  }
+
+  // What a sequence of a shared task has for itself, and the merge of both.
+  void add_rest(const AttentionTask& shared, int index, int64_t per_head) {
+    AttentionTask task = shared;
+    task.is_shared = false;
+    task.seq += index;
+    task.query_begin += index;
+    task.query_count = 1;
+    task.partial += index * group_;
+    add_merges(task, per_head);
+    task.split_begin = shared.split_count;
+    task.split_count = num_all_splits(task.seq) - shared.split_count;
+    task.partial += shared.split_count * task.partial_step;
+    if (task.split_count > 0) add_pieces(task, per_head);
   }
 
   static AttentionTask for_head(AttentionTask task, int head, int64_t partials_per_head) {

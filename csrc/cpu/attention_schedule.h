@@ -37,8 +37,11 @@ constexpr int64_t partial_stride(int head_dim) { return head_dim + 16; }
 int64_t max_partial_rows(int num_heads, int64_t max_context);
 
 // The schedule points into `buffers` and is valid until the next call. Split tasks (those with a
-// partial) store row (split - split_begin) * query_count * G + query * G + head of the group, where
+// partial) store row (split - split_begin) * partial_step + query * G + head of the group, where
 // G = num_heads / num_kv_heads, from their `partial` on; the merge task counts from its own.
+//
+// Decoding sequences that begin with the same blocks, neighbours in the batch, attend to these
+// together, which reads them once and has rows enough for a tile unit.
 AttentionSchedule make_attention_schedule(const Batch& batch, int num_heads, int num_kv_heads,
                                           int num_threads, AttentionBuffers& buffers);
 

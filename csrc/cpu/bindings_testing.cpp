@@ -188,6 +188,22 @@ NumpyArray<float> attention(const std::string& isa, F32Matrix q, nb::handle batc
   return out;
 }
 
+// (sequences, splits) of every task of head 0 whose sequences share blocks.
+std::vector<std::tuple<int, int>> shared_attention(nb::handle batch_arrays, int num_heads,
+                                                   int num_kv_heads, int num_threads) {
+  const Batch batch = batch_from(batch_arrays);
+  AttentionBuffers buffers;
+  buffers.max_partials = max_partial_rows(num_heads, int64_t{1} << 16);
+  make_attention_schedule(batch, num_heads, num_kv_heads, num_threads, buffers);
+  std::vector<std::tuple<int, int>> shared;
+  for (const AttentionTask& task : buffers.tasks) {
+    if (task.is_shared && task.kv_head == 0) {
+      shared.emplace_back(task.query_count, task.split_count);
+    }
+  }
+  return shared;
+}
+
 SampleResult sample_with(const std::string& isa, MutableArray<float, 2> logits, nb::handle params,
                          int num_threads) {
   return sample(Runtime(isa, num_threads), logits, params);
@@ -208,6 +224,8 @@ void bind_testing(nb::module_& m) {
         "layer"_a = 0, "is_interleaved"_a = false, "q_norm"_a = nb::none(), "k_norm"_a = nb::none(),
         "eps"_a = 0.0f, "num_threads"_a = 1);
   m.def("attention", attention, "isa"_a, "q"_a, "batch"_a, "cache"_a, "layer"_a = 0, "scale"_a = 1.0f,
+        "num_threads"_a = 1);
+  m.def("shared_attention", shared_attention, "batch"_a, "num_heads"_a, "num_kv_heads"_a,
         "num_threads"_a = 1);
   m.def("sample", sample_with, "isa"_a, "logits"_a, "params"_a, "num_threads"_a = 1);
   m.def("num_pool_threads", num_pool_threads);

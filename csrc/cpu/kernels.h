@@ -112,8 +112,12 @@ struct AttentionTask {
   int32_t query_begin;  // token index in the batch
   int32_t query_count;
   int32_t split_begin;  // in units of the fixed split length
-  int32_t split_count;  // 1 of several: partial result, merged later; else all splits
-  int32_t partial;      // row of the first partial result, or -1
+  int32_t split_count;
+  int32_t partial;       // row of the first partial result, or -1: the task has all splits
+  int32_t partial_step;  // rows from one split's partial results to the next
+  // The queries are the only ones of as many sequences, from `seq` on, whose caches have these splits
+  // in common: each sees all of them.
+  bool is_shared;
 };
 
 struct AttentionSchedule {

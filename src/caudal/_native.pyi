@@ -212,6 +212,11 @@ class testing:  # noqa: N801 - a submodule
         num_threads: int = 1,
     ) -> _F32: ...
     @staticmethod
+    def shared_attention(
+        batch: BatchArrays, num_heads: int, num_kv_heads: int, num_threads: int = 1
+    ) -> list[tuple[int, int]]:
+        """(sequences, splits of 256 tokens) of every task for sequences with blocks in common."""
+    @staticmethod
     def sample(
         isa: str, logits: _F32, params: SamplingArrays, num_threads: int = 1
     ) -> _Sampled: ...

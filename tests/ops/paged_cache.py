@@ -187,6 +187,15 @@ class PagedCache:
         stored = unpack_blocks(self.heads, self.cache.export_blocks(self.tables[seq]))
         self.keys[seq : seq + 1], self.values[seq : seq + 1] = ([x[: len(keys)]] for x in stored)
 
+    def share(self, source: int, seq: int, num_blocks: int) -> None:
+        """Let `seq` begin with the first blocks of `source`."""
+        num_tokens = num_blocks * BLOCK
+        self.tables[seq] = np.concatenate(
+            [self.tables[source][:num_blocks], self.tables[seq][num_blocks:]]
+        )
+        for stored in (self.keys, self.values):
+            stored[seq][:num_tokens] = stored[source][:num_tokens]
+
     def _fill(self, ids: NDArray[np.int32]) -> None:
         shape = (len(ids) * BLOCK, self.heads.num_kv_heads, self.heads.head_dim)
         blocks = np.full(shape, self._garbage, dtype=np.float32)

@@ -63,8 +63,7 @@ class TaskBase {
         first_split_(task.split_begin),
         end_split_(min_int((context_.num_tokens + kSplitTokens - 1) / kSplitTokens,
                            task.split_begin + task.split_count)) {
-    const int first_visible = context_.num_tokens - task.query_count + 1;
-    for (int r = 0; r < num_rows_; ++r) rows_.visible[r] = first_visible + r / group_;
+    for (int r = 0; r < num_rows_; ++r) rows_.visible[r] = context_.num_visible(task, r, group_);
   }
 
   int64_t output_offset(int row) const {
@@ -127,7 +126,7 @@ class TaskBase {
     to.stride = head_dim_;
     if (task_.partial >= 0) {
       to.stride = partial_stride(head_dim_);
-      const int64_t row = int64_t{split - task_.split_begin} * num_rows_ + tile.first;
+      const int64_t row = int64_t{split - task_.split_begin} * task_.partial_step + tile.first;
       to.out = args_.partials + (task_.partial + row) * to.stride;
     }
     if (task_.partial < 0) return merge_sums(split, tile, to);

@@ -320,11 +320,12 @@ struct Row {
     const int64_t head = task.kv_head * group + row % group;
     const int64_t offset = (query * int64_t{args.num_heads} + head) * args.kv.head_dim;
     const int64_t stride = partial_stride(args.kv.head_dim);
-    visible =
-        args.batch->seq_lens[task.seq] - args.batch->query_start_loc[task.seq + 1] + query + 1;
+    visible = task.is_shared ? (task.split_begin + task.split_count) * kSplitTokens
+                             : args.batch->seq_lens[task.seq] -
+                                   args.batch->query_start_loc[task.seq + 1] + query + 1;
     out = args.out + offset;
     q = args.q + offset;
-    partial_step = int64_t{task.query_count} * group * stride;
+    partial_step = task.partial_step * stride;
     partial = task.partial < 0 ? nullptr : args.partials + (task.partial + row) * stride;
     if (partial) partial -= task.split_begin * partial_step;
   }
