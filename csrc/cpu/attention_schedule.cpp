@@ -243,8 +243,10 @@ class Builder {
 }  // namespace
 
 int64_t max_partial_rows(int num_heads, int64_t max_context) {
+  // Sequences with blocks in common have more splits than the cache.
+  constexpr int64_t kMinSplits = 512;
   constexpr int64_t kMaxSplits = 2048;
-  return num_heads * std::min(2 * ceil_div(max_context, kSplitTokens), kMaxSplits);
+  return num_heads * std::clamp(2 * ceil_div(max_context, kSplitTokens), kMinSplits, kMaxSplits);
 }
 
 AttentionSchedule make_attention_schedule(const Batch& batch, int num_heads, int num_kv_heads,
