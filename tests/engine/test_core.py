@@ -85,7 +85,7 @@ def test_engine_equals_naive_recomputation(tmp_path: Path, architecture: str) ->
     )
     engine = Harness(
         model,
-        cache=CacheConfig(num_blocks=64),
+        cache=CacheConfig(num_blocks=64, kv_cache_dtype=KVCacheDType.F16),
         scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=24, max_model_len=160),
     )
     for prompt, result in zip(PROMPTS, engine.generate(PROMPTS), strict=True):

@@ -97,3 +97,18 @@ def test_prompt_rows_are_scored_without_any_modification() -> None:
     assert arrays.history_indptr.tolist() == [0, 0, 2]
     assert arrays.target_ids.tolist() == [9, -1]
     assert arrays.num_logprobs.tolist() == [3, -1]
+
+
+def test_rows_behind_one_prompt_are_neighbours_and_prompts_come_last() -> None:
+    batch = InputBatch(max_num_seqs=8, max_model_len=400, block_size=16)
+    first, second = list(range(10, 26)), list(range(40, 56))
+    for request_id, shared in zip("abcde", (first, second, first, second, first), strict=True):
+        own = 100 + ord(request_id)
+        blocks = [*shared, own]
+        batch.add(new_request(request_id, [1] * 260, blocks, num_computed_tokens=259))
+    batch.add(new_request("p", [1] * 40, [200, 201, 202]))
+    scheduled = {"a": 1, "b": 1, "p": 40, "c": 1, "d": 1, "e": 1}
+    step = batch.step_rows(SchedulerOutput(step_id=1, num_scheduled_tokens=scheduled))
+    assert [state.request_id for state in step.states] == ["a", "c", "e", "b", "d", "p"]
+    assert step.query_start_loc.tolist() == [0, 1, 2, 3, 4, 5, 45]
+    assert step.starts.tolist() == [259] * 5 + [0]

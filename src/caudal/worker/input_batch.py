@@ -44,6 +44,11 @@ class RequestState:
         return self.num_known_tokens - self.num_prompt_tokens
 
 
+SHARED_TOKENS = 256
+"""Decoding rows whose first so many tokens lie in the same blocks attend to these together, if they
+are neighbours (csrc/cpu/attention_schedule.h)."""
+
+
 @dataclass(slots=True)
 class StepRows:
     """The rows of one step in batch order, with their token ranges."""
@@ -115,12 +120,17 @@ class InputBatch:
             state.token_counts[token_id] = state.token_counts.get(token_id, 0) + 1
 
     def step_rows(self, output: SchedulerOutput) -> StepRows:
-        """The rows that `output` runs, in its order."""
+        """The rows that `output` runs, those beside each other that attention takes together."""
         states = [self.states[request_id] for request_id in output.num_scheduled_tokens]
         rows = np.fromiter((state.row for state in states), dtype=np.int64, count=len(states))
         counts = np.fromiter(
             output.num_scheduled_tokens.values(), dtype=np.int64, count=len(states)
         )
+        last_shared = SHARED_TOKENS // self.block_size - 1
+        if len(states) > 2 and last_shared < self.block_table.shape[1]:
+            order = np.lexsort((self.block_table[rows, last_shared], counts > 1))
+            states = [states[index] for index in order]
+            rows, counts = rows[order], counts[order]
         query_start_loc = np.zeros(len(states) + 1, dtype=np.int32)
         np.cumsum(counts, out=query_start_loc[1:])
         return StepRows(states, rows, self.num_computed[rows], counts, query_start_loc)
