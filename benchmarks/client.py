@@ -23,7 +23,8 @@ def run_workload(url: str, model: str, workload: Workload, seed: int) -> Run:
 async def _run(url: str, model: str, workload: Workload, seed: int) -> Run:
     run, pending = Run(), iter(workload.create_prompts(seed))
     timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
-    connector = aiohttp.TCPConnector(limit=0)
+    # Some servers close a connection just when it is used again.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(url, timeout=timeout, connector=connector) as session:
         started = time.perf_counter()
         workers = (_work(session, model, pending, run) for _ in range(workload.concurrency))
