@@ -163,11 +163,12 @@ inline uint16_t float_to_half(float f) {
 
 // To nearest even; denormals to 0, NaN stays.
 inline uint16_t float_to_bf16(float x) {
-  uint32_t bits = __builtin_bit_cast(uint32_t, x);
+  const uint32_t bits = __builtin_bit_cast(uint32_t, x);
   const uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
-  if (magnitude < 0x00800000u) return static_cast<uint16_t>(bits >> 16 & 0x8000u);
-  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+  // Without branches, so that loops become vectors.
+  const uint32_t normal = bits + 0x7fffu + ((bits >> 16) & 1u);
+  const uint32_t number = magnitude < 0x00800000u ? bits & 0x80000000u : normal;
+  return static_cast<uint16_t>((magnitude > 0x7f800000u ? bits | 0x400000u : number) >> 16);
 }
 
 inline float bf16_to_float(uint16_t x) {

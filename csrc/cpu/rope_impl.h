@@ -164,15 +164,15 @@ inline void write_bf16_tiles(const KVLayer& kv, std::byte* block, int offset, co
   constexpr uint16_t kExponent = 0x7f80;
   uint16_t key[kMaxRopeHeadDim];
   uint16_t value[kMaxRopeHeadDim];
-  uint32_t is_broken = 0;
+  uint16_t is_broken = 0;
+  for (int d = 0; d < head_dim; ++d) key[d] = float_to_bf16(k[d]);
   for (int d = 0; d < head_dim; ++d) {
-    key[d] = float_to_bf16(k[d]);
-    value[d] = float_to_bf16(v[d]);
-    const bool is_finite = (value[d] & kExponent) != kExponent;
-    value[d] = is_finite ? value[d] : uint16_t{0};
-    is_broken |= is_finite ? 0u : 1u;
+    const uint16_t rounded = float_to_bf16(v[d]);
+    const uint16_t mask = (rounded & kExponent) == kExponent ? 0xffff : 0;
+    value[d] = static_cast<uint16_t>(rounded & ~mask);
+    is_broken |= mask;
   }
-  if (is_broken) key[0] = 0x7fc0;
+  if (is_broken != 0) key[0] = 0x7fc0;
   for (int d = 0; d < head_dim; d += 2) __builtin_memcpy(keys + d * kBlockSize, key + d, 4);
   for (int d = 0; d < head_dim; ++d) values[2 * d] = value[d];
 }
