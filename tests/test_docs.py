@@ -20,8 +20,9 @@ FOREIGN_FLAGS = {
     "--strict",
     *("--tasks", "--limit", "--include_path", "--apply_chat_template", "--num_fewshot"),
     *("--model_args", "--batch_size"),
+    *("--no-kv-unified", "--no-repack"),
 }
-"""Of other programs that the documents mention: mypy, lm_eval."""
+"""Of other programs that the documents mention: mypy, lm_eval, llama-server."""
 
 
 def names_of(flags: tuple[Flag, ...]) -> set[str]:

@@ -53,7 +53,7 @@ def test_a_recorded_load_is_replayed_on_servers_that_the_diagnosis_describes(
     shown, end = decoder.raw_decode(printed)
     prefixes, _ = decoder.raw_decode(printed[end:].lstrip())
     assert prefixes["num_requests"] == shown["num_requests"] == 14
-    assert prefixes["lost_ms"] > 0
+    assert prefixes["lost_tokens"] > 0
     diagnosis = msgspec.convert(shown, Diagnosis)
     parsed = parse_plain(diagnosis.serve_flags, MODEL, SERVE_FLAGS)
     assert parsed is not None, diagnosis.serve_flags
