@@ -273,9 +273,10 @@ class Fuzzer:
         # 504: the request had a timeout. 400 … 499 and 200 are answers.
         if status in (0, 500, 501, 502, 503):
             self.outcome.fault(f"status {status}", call, answer)
-        is_told = status >= 400 or b"text/event-stream" in head or b"x-ndjson" in head
-        if is_told and any(text in body for text in EXCEPTION_TEXTS):
-            self.outcome.fault("the text of an exception", call, body[-600:])
+        # What a model says may hold such words, too.
+        told = body if status >= 400 else b"\n".join(re.findall(rb'.*"error".*', body))
+        if any(text in told for text in EXCEPTION_TEXTS):
+            self.outcome.fault("the text of an exception", call, told[-600:])
         if b"text/event-stream" in head:
             self._check_events(call, body)
         elif b"application/json" in head and call.method != "OPTIONS":
