@@ -72,8 +72,9 @@ async def run_round(session: aiohttp.ClientSession, model: str, seed: int) -> Ro
 
 async def measure(url: str, num_rounds: int) -> list[Round]:
     timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
+    model = served_model(url)
     async with aiohttp.ClientSession(url, timeout=timeout) as session:
-        return [await run_round(session, served_model(url), seed) for seed in range(num_rounds)]
+        return [await run_round(session, model, seed) for seed in range(num_rounds)]
 
 
 def main() -> None:

@@ -83,8 +83,7 @@ class Task : public TaskBase {
         const __m256bh rounded = _mm512_cvtneps_pbh((F32::load(q + d) * factor).v);
         const auto bits = reinterpret_cast<__m256i>(rounded);
         if (is_direct_) {
-          const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
-          F32{_mm512_castsi512_ps(wide)}.store(memory_.direct_query + r * head_dim_ + d);
+          widen(bits).store(memory_.direct_query + r * head_dim_ + d);
         } else {
           _mm256_storeu_si256(reinterpret_cast<__m256i*>(memory_.query + r * head_dim_ + d), bits);
         }

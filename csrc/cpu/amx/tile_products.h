@@ -1,6 +1,4 @@
 // The tile unit's part of attention over int8: products of up to 16 rows with keys or values.
-//
-// In assembly, as the compiler's intrinsics do not tell it that a tile load reads memory.
 #pragma once
 
 #include "attention_rows.h"
@@ -31,42 +29,26 @@ void configure(int num_rows, int depth) {
 
 template <int kPair>
 inline void zero_products() {
-  if constexpr (kPair == 0) {
-    asm volatile("tilezero %%tmm0\ntilezero %%tmm1" : : :);
-  } else {
-    asm volatile("tilezero %%tmm6\ntilezero %%tmm7" : : :);
-  }
+  zero_tile<6 * kPair>();
+  zero_tile<6 * kPair + 1>();
 }
 
 template <int kPair>
 inline void store_products(Dots& dots) {
-  if constexpr (kPair == 0) {
-    asm volatile("tilestored %%tmm0, (%0,%2,1)\ntilestored %%tmm1, (%1,%2,1)"
-                 :
-                 : "r"(dots.high), "r"(dots.low), "r"(int64_t{64})
-                 : "memory");
-  } else {
-    asm volatile("tilestored %%tmm6, (%0,%2,1)\ntilestored %%tmm7, (%1,%2,1)"
-                 :
-                 : "r"(dots.high), "r"(dots.low), "r"(int64_t{64})
-                 : "memory");
-  }
+  store_tile<6 * kPair>(dots.high);
+  store_tile<6 * kPair + 1>(dots.low);
 }
 
 inline void load_rows(const void* high, const void* low, int64_t stride) {
-  asm volatile(
-      "tileloadd (%0,%2,1), %%tmm2\n"
-      "tileloadd (%1,%2,1), %%tmm3\n"
-      :
-      : "r"(high), "r"(low), "r"(stride)
-      : "memory");
+  load_tile<2>(high, stride);
+  load_tile<3>(low, stride);
 }
 
 // Adds the products of the loaded rows with the columns at `p` to a pair. Queries are signed, weights
 // are not.
 template <int kPair, bool kSigned>
 inline void multiply(const std::byte* p) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm4" : : "r"(p), "r"(int64_t{64}) : "memory");
+  load_tile<4>(p);
   if constexpr (kPair == 0 && kSigned) {
     asm volatile("tdpbssd %%tmm4, %%tmm2, %%tmm0\ntdpbssd %%tmm4, %%tmm3, %%tmm1" : : :);
   } else if constexpr (kPair == 0) {

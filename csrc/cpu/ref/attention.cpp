@@ -29,6 +29,14 @@ struct ScalarExp : F32x1 {
   }
 };
 
+// Lane i += lane i + count / 2, count / 4 … 1; the sum of all.
+float sum_lanes(float* lane, int count) {
+  for (int step = count / 2; step > 0; step /= 2) {
+    for (int i = 0; i < step; ++i) lane[i] += lane[i + step];
+  }
+  return lane[0];
+}
+
 uint32_t magnitude_bits(float x) { return __builtin_bit_cast(uint32_t, x) & 0x7fffffffu; }
 
 // Rounds to nearest even and saturates to int16; NaN gives -32768, as the vector instructions do.
@@ -177,12 +185,9 @@ void add_chunk(const Cache& cache, const Query& q, int begin, int count, State& 
   float lane[kBlockSize] = {};
   for (int t = 0; t < count; ++t) p[t] = exp2_of(p[t] - max);
   for (int i = 0; i < kBlockSize; ++i) lane[i] = (p[i] + p[16 + i]) + (p[32 + i] + p[48 + i]);
-  for (int step = 8; step > 0; step /= 2) {
-    for (int i = 0; i < step; ++i) lane[i] += lane[i + step];
-  }
   const float correction = exp2_of(s.max - max);
   s.max = max;
-  s.sum = __builtin_fmaf(s.sum, correction, lane[0]);
+  s.sum = __builtin_fmaf(s.sum, correction, sum_lanes(lane, kBlockSize));
   add_values(cache, p, begin, count, correction, s.acc);
 }
 
@@ -210,10 +215,7 @@ void run_int8_tile_split(const Cache& cache, const Query& q, int split, int visi
     const uint32_t w = __builtin_bit_cast(uint32_t, p[t]);
     bits = w > bits ? w : bits;
   }
-  for (int step = 8; step > 0; step /= 2) {
-    for (int i = 0; i < step; ++i) lane[i] += lane[i + step];
-  }
-  s.sum = lane[0];
+  s.sum = sum_lanes(lane, kBlockSize);
   const float largest = __builtin_bit_cast(float, bits);
   const bool is_tiny = largest < kQuantMin;
   const float inverse = is_tiny ? 0.0f : kQuantMax16 / largest;
@@ -259,10 +261,7 @@ void run_bf16_split(const Cache& cache, const Query& q, int split, int visible, 
     lane[t % (2 * kBlockSize)] += p[t];
     p[t] = bf16_to_float(float_to_bf16(p[t]));
   }
-  for (int step = kBlockSize; step > 0; step /= 2) {
-    for (int i = 0; i < step; ++i) lane[i] += lane[i + step];
-  }
-  s.sum = lane[0];
+  s.sum = sum_lanes(lane, 2 * kBlockSize);
   for (int d = 0; d < cache.kv.head_dim; ++d) {
     s.acc[d] = 0.0f;
     for (int first = 0; first < count; first += kTokens) {
