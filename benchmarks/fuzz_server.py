@@ -274,7 +274,8 @@ class Fuzzer:
         if status in (0, 500, 501, 502, 503):
             self.outcome.fault(f"status {status}", call, answer)
         # What a model says may hold such words, too.
-        told = body if status >= 400 else b"\n".join(re.findall(rb'.*"error".*', body))
+        errors = (line for line in body.splitlines() if b'"error"' in line)
+        told = body if status >= 400 else b"\n".join(errors)
         if any(text in told for text in EXCEPTION_TEXTS):
             self.outcome.fault("the text of an exception", call, told[-600:])
         if b"text/event-stream" in head:
