@@ -274,8 +274,7 @@ class Fuzzer:
         if status in (0, 500, 501, 502, 503):
             self.outcome.fault(f"status {status}", call, answer)
         # What a model says may hold such words, too.
-        errors = (line for line in body.splitlines() if b'"error"' in line)
-        told = body if status >= 400 else b"\n".join(errors)
+        told = body if status >= 400 else _errors_of_events(body)
         if any(text in told for text in EXCEPTION_TEXTS):
             self.outcome.fault("the text of an exception", call, told[-600:])
         if b"text/event-stream" in head:
@@ -381,6 +380,18 @@ def _unchunked(body: bytes) -> tuple[bytes, bool]:
         parts.append(rest[:size])
         body = rest[size + 2 :]
     return b"".join(parts), False
+
+
+def _errors_of_events(body: bytes) -> bytes:
+    """What the events of a stream say under "error", in any depth a family of APIs has it."""
+    errors = []
+    for line in body.splitlines():
+        with contextlib.suppress(ValueError):
+            event = json.loads(line.removeprefix(b"data: "))
+            while isinstance(event, dict):
+                errors.append(event.get("error"))
+                event = event.get("response")
+    return json.dumps([error for error in errors if error is not None]).encode()
 
 
 def compare(before: Leftovers, after: Leftovers, margin_mib: float) -> list[str]:
