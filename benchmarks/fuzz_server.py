@@ -6,9 +6,10 @@ Random requests of all API families, valid and not, with structured output and t
 leave in every state; files and batches, cancelled and deleted while they run. No answer may be a
 500 or hold the text of an exception, and health probes must be answered all the time. Afterwards
 the counts of running and waiting requests and of held KV blocks are 0, a greedy answer is what it
-was before, open files are as many as before, and memory (anonymous pages of server and engine) has
-grown by at most --margin-mib since the end of the warm-up, the first fifth of the time. Exits with
-1 if anything of this is not so; --seed repeats a run as far as timing lets it.
+was before, open files are as many as before, memory (anonymous pages of server and engine) has
+grown by at most --margin-mib since the end of the warm-up, the first fifth of the time, and the
+server ends at once when it is asked to, because nothing is left to wait for. Exits with 1 if
+anything of this is not so; --seed repeats a run as far as timing lets it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from benchmarks.fuzz_requests import Call, RequestSource
 NUM_CLIENTS = 12
 ANSWER_TIMEOUT_S = 120.0
 IDLE_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 5.0
 MAX_EXTRA_FILES = 8
 """Open files more than before: idle connections of a pool, a database's journal."""
 GAUGES = (
@@ -91,6 +93,13 @@ class FuzzedServer:
         pid = self.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return [pid, *map(int, children)]
+
+    async def stop(self) -> float:
+        """Have it end as it does when asked to; returns the seconds that this took."""
+        started = time.monotonic()
+        self.process.terminate()
+        await self.process.wait()
+        return time.monotonic() - started
 
     async def get(self, path: str) -> bytes:
         async with aiohttp.ClientSession(self.url) as session, session.get(path) as response:
@@ -430,6 +439,11 @@ async def fuzz(options: argparse.Namespace) -> int:
                       f"{after.num_files}")  # fmt: skip
                 if server.pids() != pids:
                     outcome.fault("the engine was replaced")
+                seconds = await server.stop()
+                if seconds > STOP_TIMEOUT_S:
+                    outcome.fault(
+                        f"an idle server took {seconds:.1f} s to end: it waited for what?"
+                    )
             log = server.log.read_text("utf-8", "replace")
         if "Traceback" in log:
             outcome.fault("a traceback in the log:\n" + log[log.index("Traceback") :][:3000])

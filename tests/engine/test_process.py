@@ -24,7 +24,7 @@ from caudal.errors import (
     RequestFailedError,
     UnavailableError,
 )
-from caudal.sampling_params import SamplingParams
+from caudal.sampling_params import SamplingParams, StructuredOutputsParams
 from caudal.scheduler.output import FinishReason, RequestOutput
 
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
@@ -95,6 +95,21 @@ async def test_cancelled_submit_leaves_nothing_behind(tiny_model: Path) -> None:
             await submitting
         await asyncio.sleep(0.2)
         await wait_until_idle(client)
+
+
+async def test_client_that_leaves_while_its_grammar_is_compiled_hears_the_end(
+    tiny_model: Path,
+) -> None:
+    properties = {f"p{index}": {"type": "string"} for index in range(200)}
+    form = StructuredOutputsParams(json={"type": "object", "properties": properties})
+    sampling = SamplingParams(max_tokens=400, structured_outputs=form)
+    async with running(tiny_model) as client:
+        submitting = asyncio.ensure_future(client.submit(request("r", sampling)))
+        await asyncio.sleep(0)
+        client.abort(["r"])
+        outputs = await asyncio.wait_for(submitting, 10)
+        assert [output.finish_reason for output in await collect(outputs)] == [FinishReason.ABORT]
+        await asyncio.wait_for(client.drain(30), 1)
 
 
 async def test_refusals_arrive_as_their_errors(tiny_model: Path) -> None:

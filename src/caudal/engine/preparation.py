@@ -40,13 +40,14 @@ class Preparations:
         """Hold `requests` until all `futures` are done."""
         self._groups.append(_Group(requests, futures, self._clock() + COMPILE_TIMEOUT_S))
 
-    def discard(self, request_ids: Sequence[str]) -> None:
-        """Forget requests whose client has left; unknown ids are ignored."""
-        if not self._groups:
-            return
-        gone = set(request_ids)
+    def discard(self, request_ids: Sequence[str]) -> list[EngineRequest]:
+        """Take out requests whose client has left; unknown ids are ignored."""
+        gone: list[EngineRequest] = []
+        ids = set(request_ids)
         for group in self._groups:
-            group.requests = [each for each in group.requests if each.request_id not in gone]
+            gone += [each for each in group.requests if each.request_id in ids]
+            group.requests = [each for each in group.requests if each.request_id not in ids]
+        return gone
 
     def take(self) -> tuple[list[list[EngineRequest]], list[Refusal]]:
         """Groups that can be admitted now, and refusals of those whose grammars failed."""

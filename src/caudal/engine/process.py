@@ -30,6 +30,7 @@ from caudal.engine.preparation import POLL_MS, Preparations
 from caudal.engine.wire import HEARTBEAT_INTERVAL_S, decode_launch
 from caudal.errors import CaudalError
 from caudal.executor.uniproc import UniProcExecutor
+from caudal.scheduler.output import FinishReason, RequestOutput
 
 logger = logging.getLogger(__name__)
 
@@ -114,8 +115,7 @@ class EngineProcess:
             if isinstance(message, EngineRequest):
                 self._add(core, message)
             elif isinstance(message, AbortRequests):
-                self._preparations.discard(message.request_ids)
-                core.abort(message.request_ids, is_answered=message.is_answered)
+                self._abort(core, message)
             elif isinstance(message, InspectRequests):
                 self._result.progress = core.progress()
             elif isinstance(message, DebugFault):
@@ -151,6 +151,18 @@ class EngineProcess:
             self._result.refusals.extend(refusals)
         else:
             self._result.accepted.extend(member.request_id for member in group)
+
+    def _abort(self, core: EngineCore, message: AbortRequests) -> None:
+        """Requests whose grammar is still being compiled end as those that wait for a step do."""
+        for request in self._preparations.discard(message.request_ids):
+            self._result.accepted.append(request.request_id)
+            end = RequestOutput(
+                request_id=request.request_id,
+                finish_reason=FinishReason.ABORT,
+                num_prompt_tokens=len(request.prompt_token_ids),
+            )
+            self._result.outputs.append(end)
+        core.abort(message.request_ids, is_answered=message.is_answered)
 
     def _publish(self, core: EngineCore) -> None:
         result = self._result
