@@ -43,6 +43,8 @@ SCHEMA = {
 }
 FORM = StructuredOutputsParams(json=SCHEMA)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=150, structured_outputs=FORM)
+MASKED = replace(GREEDY, num_logprobs=0)
+"""Needs a mask for every token; `GREEDY` only for those that the form refuses."""
 FREE = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 PROMPT = [10 + i % 90 for i in range(45)]
 NO_TARGETS = SchedulerConfig(tpot_ms=None, ttft_ms=None)
@@ -225,8 +227,8 @@ def replace_matcher(engine: Harness, request_id: str, matcher: FakeMatcher) -> N
 def test_row_whose_grammar_gives_up_fails_alone(create: Create) -> None:
     engine = create()
     expected = engine.generate([PROMPT], GREEDY)[0].token_ids
-    engine.add("bad", PROMPT, GREEDY)
-    engine.add("good", PROMPT, GREEDY)
+    engine.add("bad", PROMPT, MASKED)
+    engine.add("good", PROMPT, MASKED)
     engine.add("free", PROMPT, FREE)
     engine.step()
     replace_matcher(engine, "bad", FakeMatcher(lambda: None, has_error=True))
@@ -241,8 +243,8 @@ def test_mask_that_never_comes_fails_its_request_alone(create: Create) -> None:
     engine = create()
     expected = engine.generate([PROMPT], GREEDY)[0].token_ids
     engine.executor._constrained.masks.timeout_s = 0.5
-    slow = replace(GREEDY, structured_outputs=StructuredOutputsParams(regex="[a-z]{90}"))
-    for name, sampling in (("before", GREEDY), ("slow", slow), ("after", GREEDY), ("free", FREE)):
+    slow = replace(MASKED, structured_outputs=StructuredOutputsParams(regex="[a-z]{90}"))
+    for name, sampling in (("before", MASKED), ("slow", slow), ("after", MASKED), ("free", FREE)):
         engine.add(name, PROMPT, sampling)
     engine.step()
     release = threading.Event()
@@ -266,7 +268,7 @@ def test_rows_that_share_a_lock_with_one_that_hangs_fail_with_it(create: Create)
     engine = create()
     engine.executor._constrained.masks.timeout_s = 0.3
     for name in ("first", "hangs", "last"):
-        engine.add(name, PROMPT, GREEDY)
+        engine.add(name, PROMPT, MASKED)
     engine.step()
     release = threading.Event()
     replace_matcher(engine, "hangs", FakeMatcher(release.wait))
@@ -282,7 +284,7 @@ def test_threads_that_hang_are_bounded(create: Create) -> None:
     errors = []
     for number in range(MAX_STUCK_MASKS + 1):
         form = StructuredOutputsParams(regex=f"[a-z]{{{90 + number}}}")
-        engine.add(str(number), PROMPT, replace(GREEDY, structured_outputs=form))
+        engine.add(str(number), PROMPT, replace(MASKED, structured_outputs=form))
         engine.step()
         if number < MAX_STUCK_MASKS:
             replace_matcher(engine, str(number), FakeMatcher(release.wait))
@@ -298,7 +300,7 @@ def test_threads_that_hang_are_bounded(create: Create) -> None:
 def test_mask_that_is_merely_slow_does_no_harm(create: Create) -> None:
     engine = create()
     expected = engine.generate([PROMPT], GREEDY)[0].token_ids
-    engine.add("slow", PROMPT, GREEDY)
+    engine.add("slow", PROMPT, MASKED)
     engine.step()
     constraint = constraint_of(engine, "slow")
     engine.executor._constrained.masks.wait()
@@ -323,7 +325,7 @@ def test_masks_that_fail_leave_free_rows_alone(
     create: Create, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = create()
-    engine.add("form", PROMPT, GREEDY)
+    engine.add("form", PROMPT, MASKED)
     engine.add("free", PROMPT, FREE)
     engine.step()
 
@@ -371,8 +373,8 @@ def test_masked_greedy_row_takes_another_token_than_the_best_allowed(
 def test_masks_of_one_grammar_computed_together_hang_or_fail_as_one(create: Create) -> None:
     engine = create()
     (masks := engine.executor._constrained.masks).timeout_s = 0.3
-    other = replace(GREEDY, structured_outputs=StructuredOutputsParams(regex="[a-z]{90}"))
-    for name, sampling in (("one", GREEDY), ("two", GREEDY), ("other", other)):
+    other = replace(MASKED, structured_outputs=StructuredOutputsParams(regex="[a-z]{90}"))
+    for name, sampling in (("one", MASKED), ("two", MASKED), ("other", other)):
         engine.add(name, PROMPT, sampling)
     engine.step()
     masks.wait()
@@ -397,7 +399,7 @@ def test_row_whose_grammar_gives_up_beside_others_of_its_grammar_fails_alone(
     engine = create()
     expected = engine.generate([PROMPT], GREEDY)[0].token_ids
     for name in ("before", "bad", "after"):
-        engine.add(name, PROMPT, GREEDY)
+        engine.add(name, PROMPT, MASKED)
     engine.step()
     constraint = constraint_of(engine, "bad")
     engine.executor._constrained.masks.wait()
@@ -470,7 +472,7 @@ def test_request_that_waits_for_its_grammar_does_not_hold_up_others() -> None:
     ready, refusals = preparations.take()
     assert [[each.request_id for each in group] for group in ready] == [["fast"]]
     assert not refusals
-    preparations.discard(["twin", "unknown"])
+    assert [each.request_id for each in preparations.discard(["twin", "unknown"])] == ["twin"]
     slow.set_result(None)
     ready, _ = preparations.take()
     assert [each.request_id for each in ready[0]] == ["slow"]

@@ -86,16 +86,34 @@ class Constraint:
 
     def accept(self, token_id: int) -> None:
         """Advance by a sampled token. Raises ConstraintError if the grammar does not allow it."""
-        self.has_mask = False
         if self.is_complete:
             return
         self.check_lock()
         if not self.matcher.consume_token(token_id):
             raise ConstraintError("the output left the form that was asked for")
+        self._note(token_id)
+
+    def _note(self, token_id: int) -> None:
+        self.has_mask = False
         if token_id in self._vocabulary.eog_ids:
             self.is_complete = True
         elif self._runs is not None:
             self._runs.push(self._vocabulary.token_bytes[token_id])
+
+    def try_accept(self, token_id: int) -> bool:
+        """Advance by a token that was sampled without a mask, unless the grammar refuses it."""
+        self.check_lock()
+        if token_id >= self._vocabulary.vocab_size:
+            return False
+        if self.matcher.try_consume_tokens([token_id]) == 0:
+            return False
+        self._note(token_id)
+        return True
+
+    @property
+    def can_check(self) -> bool:
+        """A token that the grammar takes in this state is one that the mask would allow."""
+        return self._runs is None or self._runs.digits < MAX_DIGITS
 
     def fill_mask(self) -> None:
         """Compute the mask of the present state; whatever fails is kept for `take_mask`."""

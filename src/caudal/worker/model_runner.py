@@ -8,11 +8,11 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from caudal.ops.interface import Backend, Plan
+from caudal.ops.interface import Backend, Plan, SamplingResult
 from caudal.step_io import ModelRunnerOutput, SchedulerOutput
 from caudal.structured_output.constraint import Constraint
 from caudal.worker.constrained_rows import ConstrainedRows
-from caudal.worker.input_batch import InputBatch, RequestState, StepRows
+from caudal.worker.input_batch import InputBatch, StepRows
 from caudal.worker.pooler import Pooler
 from caudal.worker.row_errors import public_message
 from caudal.worker.sampler import LogitsRow, make_sampling_arrays, read_logprobs
@@ -104,9 +104,13 @@ class ModelRunner:
         result: ModelRunnerOutput,
     ) -> None:
         self._constrained.apply()
-        arrays = make_sampling_arrays(rows, self._eog_token_ids, logits.shape[1])
-        answer = self._backend.sample(logits, arrays)
+        answer = self._draw(rows, logits)
         token_ids = answer.token_ids.tolist()
+        refused = self._constrained.refuse(token_ids)
+        if refused:
+            second = self._draw([rows[index] for index in refused], logits[refused])
+            for index, token_id in zip(refused, second.token_ids.tolist(), strict=True):
+                token_ids[index] = token_id
         for index, row in enumerate(rows):
             state, sampling = row.state, row.state.sampling
             try:
@@ -123,7 +127,7 @@ class ModelRunner:
                 self._check(state.request_id, state.num_output_tokens, token_id)
                 self._batch.append_token(state, token_id)
                 if state.constraint is not None:
-                    self._accept(state, state.constraint, token_id, result)
+                    self._accept(row, state.constraint, token_id, result)
                 result.sampled_token_ids[state.request_id] = [token_id]
                 if sampling.num_logprobs is not None:
                     result.logprobs[state.request_id] = [
@@ -134,12 +138,17 @@ class ModelRunner:
                 result.errors[state.request_id] = public_message(error)
         self._constrained.prepare_next()
 
+    def _draw(self, rows: list[LogitsRow], logits: NDArray[np.float32]) -> SamplingResult:
+        arrays = make_sampling_arrays(rows, self._eog_token_ids, logits.shape[1])
+        return self._backend.sample(logits, arrays)
+
     def _accept(
-        self, state: RequestState, constraint: Constraint, token_id: int, result: ModelRunnerOutput
+        self, row: LogitsRow, constraint: Constraint, token_id: int, result: ModelRunnerOutput
     ) -> None:
-        constraint.accept(token_id)
-        if constraint.is_complete and not state.sampling.ignore_eos:
-            result.complete_request_ids.add(state.request_id)
+        if not row.is_accepted:
+            constraint.accept(token_id)
+        if constraint.is_complete and not row.state.sampling.ignore_eos:
+            result.complete_request_ids.add(row.state.request_id)
 
     def _check(self, request_id: str, num_output_tokens: int, token_id: int) -> None:
         if token_id < 0:

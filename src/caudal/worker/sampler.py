@@ -8,10 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caudal.ops.interface import SamplingArrays, SamplingResult
+from caudal.sampling_params import SamplingParams
 from caudal.step_io import TokenLogprobs
 from caudal.worker.input_batch import RequestState
 
 _NO_TARGET = -1
+_SECOND_DRAWS = 1 << 40
 
 
 @dataclass(slots=True)
@@ -25,12 +27,31 @@ class LogitsRow:
     """A bit for every id that the form of the output allows."""
     can_only_end: bool = False
     """The form of the output allows nothing but an end, whatever `min_tokens` says."""
+    is_accepted: bool = False
+    """The form of the output has advanced by the row's token."""
+    is_second_draw: bool = False
+    """Another token must be drawn than the one that the form of the output has refused."""
     error: str | None = None
-    """Why this row fails, if that is known before sampling."""
+    """Why this row fails, if that is known before its token is used."""
 
     @property
     def is_prompt(self) -> bool:
         return self.target_id != _NO_TARGET
+
+    @property
+    def has_plain_distribution(self) -> bool:
+        """The token is drawn from the softmax of the logits, or is their largest.
+
+        So a mask changes the probability of those tokens only that it forbids, but for a factor.
+        """
+        sampling = self.state.sampling
+        return (
+            (sampling.temperature == 0 or not _has_filter(sampling))
+            and sampling.num_logprobs is None
+            and self.state.token_counts is None
+            and not sampling.logit_bias
+            and self.state.num_output_tokens >= sampling.min_tokens
+        )
 
 
 def make_sampling_arrays(
@@ -60,7 +81,7 @@ def make_sampling_arrays(
         frequency_penalty=columns[4],
         repetition_penalty=columns[5],
         seed=np.array([row.state.seed for row in rows], dtype=np.uint64),
-        position=np.array([row.state.num_known_tokens for row in rows], dtype=np.int64),
+        position=np.array([_draw_number(row) for row in rows], dtype=np.int64),
         bias_indptr=bias_indptr,
         bias_ids=bias_ids,
         bias_values=bias_values,
@@ -83,6 +104,15 @@ def read_logprobs(result: SamplingResult, index: int, num_logprobs: int) -> Toke
         top_ids=result.top_ids[index, :num_logprobs].tolist(),
         top_logprobs=result.top_logprobs[index, :num_logprobs].tolist(),
     )
+
+
+def _has_filter(sampling: SamplingParams) -> bool:
+    return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+
+
+def _draw_number(row: LogitsRow) -> int:
+    """Of the random numbers of a seed: one for each position, and one for a second draw there."""
+    return row.state.num_known_tokens + row.is_second_draw * _SECOND_DRAWS
 
 
 def _num_logprobs(row: LogitsRow) -> int:
