@@ -4,12 +4,15 @@
 
 Both kinds have the same prompts and exactly the same number of tokens, and take turns within a
 round, so that a noisy machine disturbs both alike; the ratio is the median over rounds. The schema
-asks for a list of objects that is longer than any answer, so every token has a mask of its own.
+asks for a list of objects that is longer than any answer, so every token is constrained. Prompts
+that ask for such a list, with an example, are what clients send; with those that say nothing of it
+the model wants another token than the schema allows in about every third place.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import statistics
 import sys
@@ -38,6 +41,12 @@ SCHEMA = {
         "additionalProperties": False,
     },
 }
+QUESTION = (
+    'Answer with a JSON array only, for example [{"name": "Old bridge", "kind": "bridge", '
+    '"length": 12.5, "count": 3, "tags": ["stone", "river"]}, {"name": "Ulm", "kind": "town", '
+    '"length": 4.0, "count": 1, "tags": ["old"]}]. Places: '
+)
+OPENINGS = {"ask for it": QUESTION, "do not": ""}
 PROMPT_WORDS = 30
 
 
@@ -71,23 +80,23 @@ def main() -> None:
     )
     words = random.Random(1)
     measure(llm, [make_text(words, PROMPT_WORDS)], formed)
-    print("| at a time | free tok/s | constrained tok/s | constrained / free |")
-    print("|---|---|---|---|")
-    for number in map(int, args.at_a_time.split(",")):
+    print("| prompts | at a time | free tok/s | constrained tok/s | constrained / free |")
+    print("|---|---|---|---|---|")
+    numbers = map(int, args.at_a_time.split(","))
+    for number, (kind, opening) in itertools.product(numbers, OPENINGS.items()):
         seconds: dict[str, list[float]] = {"free": [], "formed": []}
         for turn in range(args.rounds):
             prompts = [make_text(words, PROMPT_WORDS) for _ in range(number)]
             order = [("free", free), ("formed", formed)]
             for name, sampling in order if turn % 2 else order[::-1]:
                 # Other prompts of the same length, so that neither finds the other's prefix.
-                own = [f"{name} {text}" for text in prompts]
+                own = [f"{name} {opening}{text}\n" for text in prompts]
                 seconds[name].append(measure(llm, own, sampling))
-        ratios = [a / b for a, b in zip(seconds["free"], seconds["formed"], strict=True)]
+        pairs = zip(seconds["free"], seconds["formed"], strict=True)
+        ratio = statistics.median(first / second for first, second in pairs)
         speeds = [number * args.tokens / statistics.median(each) for each in seconds.values()]
-        print(
-            f"| {number} | {speeds[0]:.0f} | {speeds[1]:.0f} | {statistics.median(ratios):.3f} |",
-            flush=True,
-        )
+        cells = kind, number, *(f"{speed:.0f}" for speed in speeds), f"{ratio:.3f}"
+        print("|", " | ".join(map(str, cells)), "|", flush=True)
 
 
 if __name__ == "__main__":

@@ -143,7 +143,9 @@ void bind_runtime(nb::module_& m) {
       .def("adopt_linear", adopt, nb::arg("segments"), nb::arg("cols"),
            nb::arg("bias") = nb::none(), nb::arg("is_sensitive") = false,
            nb::arg("activations") = nb::none())
-      .def("sample", sample, nb::arg("logits"), nb::arg("params"));
+      .def("sample", sample, nb::arg("logits"), nb::arg("params"))
+      .def("best_allowed", best_allowed, nb::arg("logits"), nb::arg("logit_rows"),
+           nb::arg("mask_words"));
 }
 
 }  // namespace caudal

@@ -71,6 +71,8 @@ Batch batch_from(nb::handle arrays);
 using SampleResult = std::tuple<NumpyArray<int32_t>, NumpyArray<float>, NumpyArray<int32_t>,
                                 NumpyArray<int32_t>, NumpyArray<float>>;
 SampleResult sample(const Runtime& runtime, MutableArray<float, 2> logits, nb::handle params);
+NumpyArray<int32_t> best_allowed(const Runtime& runtime, Array<float, 2> logits,
+                                 I32Vector logit_rows, Array<int32_t, 2> mask_words);
 
 void bind_runtime(nb::module_& m);
 void bind_plan(nb::module_& m);

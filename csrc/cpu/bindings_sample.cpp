@@ -1,4 +1,6 @@
 // Checks the sampling arrays and calls the sampling kernel.
+#include <vector>
+
 #include "bindings.h"
 
 namespace caudal {
@@ -11,7 +13,7 @@ void require_field(bool condition, const char* name, const char* what) {
 template <class T>
 const T* row_values(nb::handle params, const char* name, size_t num_rows) {
   const auto array = field<Array<T, 1>>(params, name);
-  require_field(array.size() == num_rows, name, "one value per row of logits is needed");
+  require_field(array.size() == num_rows, name, "one value per row is needed");
   return array.data();
 }
 
@@ -66,6 +68,16 @@ void set_masks(nb::handle params, size_t rows, SampleArgs& args) {
   args.mask_words = reinterpret_cast<const uint32_t*>(words.data());
 }
 
+const int32_t* checked_logit_rows(const I32Vector& logit_rows, size_t num_logits) {
+  std::vector<bool> is_taken(num_logits);
+  for (size_t i = 0; i < logit_rows.size(); ++i) {
+    const auto row = static_cast<size_t>(logit_rows.data()[i]);
+    require_field(row < num_logits && !is_taken[row], "logit_rows", "not a row, or one twice");
+    is_taken[row] = true;
+  }
+  return logit_rows.data();
+}
+
 void set_row_values(nb::handle params, size_t rows, SampleArgs& args) {
   args.temperature = row_values<float>(params, "temperature", rows);
   args.top_k = row_values<int32_t>(params, "top_k", rows);
@@ -89,13 +101,15 @@ void set_row_values(nb::handle params, size_t rows, SampleArgs& args) {
 }  // namespace
 
 SampleResult sample(const Runtime& runtime, MutableArray<float, 2> logits, nb::handle params) {
-  const size_t rows = logits.shape(0);
+  const auto logit_rows = field<I32Vector>(params, "logit_rows");
+  const size_t rows = logit_rows.size();
   require(logits.shape(1) > 0 && logits.shape(1) < (size_t{1} << 31), "logits: bad vocabulary size");
   SampleArgs args{};
   args.logits = logits.data();
   args.logits_stride = static_cast<int64_t>(logits.shape(1));
   args.num_rows = static_cast<int>(rows);
   args.vocab = static_cast<int>(logits.shape(1));
+  args.logit_rows = checked_logit_rows(logit_rows, logits.shape(0));
   set_row_values(params, rows, args);
   set_sparse_lists(params, rows, args);
   set_masks(params, rows, args);
@@ -115,6 +129,25 @@ SampleResult sample(const Runtime& runtime, MutableArray<float, 2> logits, nb::h
     run_kernel(runtime.table->sample, args, runtime.num_threads);
   }
   return {ids, logprobs, ranks, top_ids, top_logprobs};
+}
+
+NumpyArray<int32_t> best_allowed(const Runtime& runtime, Array<float, 2> logits,
+                                 I32Vector logit_rows, Array<int32_t, 2> mask_words) {
+  const size_t rows = logit_rows.size();
+  BestAllowedArgs args{};
+  args.logits = logits.data();
+  args.logits_stride = static_cast<int64_t>(logits.shape(1));
+  args.num_rows = static_cast<int>(rows);
+  args.vocab = static_cast<int>(logits.shape(1));
+  args.logit_rows = checked_logit_rows(logit_rows, logits.shape(0));
+  require_field(mask_words.shape(0) == rows && mask_words.shape(1) == (logits.shape(1) + 31) / 32,
+                "mask_words", "a bit per row and id is needed");
+  args.mask_words = reinterpret_cast<const uint32_t*>(mask_words.data());
+  auto ids = new_array<int32_t>({rows});
+  args.token_ids = ids.data();
+  // A few microseconds a row where little is allowed: less than it takes to wake another thread.
+  run_kernel(runtime.table->best_allowed, args, 1);
+  return ids;
 }
 
 }  // namespace caudal

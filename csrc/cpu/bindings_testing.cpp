@@ -209,6 +209,11 @@ SampleResult sample_with(const std::string& isa, MutableArray<float, 2> logits, 
   return sample(Runtime(isa, num_threads), logits, params);
 }
 
+NumpyArray<int32_t> best_allowed_with(const std::string& isa, Array<float, 2> logits,
+                                      I32Vector logit_rows, Array<int32_t, 2> mask_words) {
+  return best_allowed(Runtime(isa, 1), logits, logit_rows, mask_words);
+}
+
 }  // namespace
 
 void bind_testing(nb::module_& m) {
@@ -228,6 +233,7 @@ void bind_testing(nb::module_& m) {
   m.def("shared_attention", shared_attention, "batch"_a, "num_heads"_a, "num_kv_heads"_a,
         "num_threads"_a = 1);
   m.def("sample", sample_with, "isa"_a, "logits"_a, "params"_a, "num_threads"_a = 1);
+  m.def("best_allowed", best_allowed_with, "isa"_a, "logits"_a, "logit_rows"_a, "mask_words"_a);
   m.def("num_pool_threads", num_pool_threads);
 }
 

@@ -13,6 +13,7 @@
   void rope_and_cache(const RopeCacheArgs&, Worker&);         \
   void attention(const AttentionArgs&, Worker&);              \
   void sample(const SampleArgs&, Worker&);                    \
+  void best_allowed(const BestAllowedArgs&, Worker&);         \
   extern const KernelTable kTable;                            \
   }
 

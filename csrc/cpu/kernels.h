@@ -139,9 +139,10 @@ struct AttentionArgs {
 };
 
 struct SampleArgs {
-  float* logits;  // [num_rows, vocab], may be overwritten
+  float* logits;  // [rows of logits, vocab], may be overwritten
   int64_t logits_stride;
   int num_rows;
+  const int32_t* logit_rows;  // [num_rows] row of logits, each at most once
   int vocab;
   const float* temperature;
   const int32_t* top_k;
@@ -168,6 +169,17 @@ struct SampleArgs {
   int32_t* ranks;
   int32_t* top_ids;
   float* top_logprobs;
+};
+
+// The largest allowed logit of rows, the lowest id among equals: what a greedy row samples.
+struct BestAllowedArgs {
+  const float* logits;  // [rows of logits, vocab]
+  int64_t logits_stride;
+  int num_rows;
+  int vocab;
+  const int32_t* logit_rows;   // [num_rows] row of logits
+  const uint32_t* mask_words;  // [num_rows, ceil(vocab / 32)] a bit per id, set where it is allowed
+  int32_t* token_ids;          // [num_rows] -1 if nothing that is allowed is possible
 };
 
 // A packed weight matrix. Rows are padded to a multiple of 16 and stored in groups of 16, each
@@ -259,6 +271,7 @@ struct KernelTable {
   void (*rope_and_cache)(const RopeCacheArgs&, Worker&);
   void (*attention)(const AttentionArgs&, Worker&);
   void (*sample)(const SampleArgs&, Worker&);
+  void (*best_allowed)(const BestAllowedArgs&, Worker&);
 };
 
 }  // namespace caudal

@@ -515,16 +515,41 @@ inline void forbid(const uint32_t* mask, int vocab, float* x) {
   }
 }
 
+// The id of the largest of x among those whose bit is set, the lowest id among equals; -1 if all
+// are impossible.
+inline int best_allowed(const uint32_t* mask, int vocab, const float* x) {
+  const auto for_each_allowed = [&](const auto& f) __attribute__((always_inline)) {
+    for (int i = 0; i < vocab; i += kLanes) {
+      const uint32_t bits = mask[i / 32] >> (i % 32) & 0xffff;
+      if (bits == 0) continue;
+      const F32 v = i + kLanes <= vocab ? F32::load(x + i)
+                                        : F32::load_first(x + i, vocab - i, -kInfinity);
+      if (f(i, bits, v)) return;
+    }
+  };
+  F32 largest = F32::set1(-kInfinity);
+  for_each_allowed([&](int, uint32_t bits, F32 v) {
+    largest = F32::max(largest, F32::select(bits, v, F32::set1(-kInfinity)));
+    return false;
+  });
+  const float max = largest.max_lane();
+  int best = -1;
+  if (max == -kInfinity) return best;
+  for_each_allowed([&](int i, uint32_t bits, F32 v) {
+    const uint32_t equal = F32::equal_mask(v, F32::set1(max)) & bits;
+    if (equal != 0) best = i + __builtin_ctz(equal);
+    return equal != 0;
+  });
+  return best;
+}
+
 // A token for a row whose logits x are valid, or -1. May overwrite x unless `keeps_logits`.
 inline int sample_token(const SampleArgs& args, int row, const Row& original, float* x,
                         bool keeps_logits, const SampleMemory& memory) {
   const bool is_adjusted = has_adjustments(args, row);
   const uint32_t* mask = mask_of(args, row);
   if (!is_adjusted && mask == nullptr) return choose_token(args, row, original);
-  if (!is_adjusted && is_greedy(args, row)) {
-    const int best = original.find_equal(original.max(), 1);
-    if (mask[best / 32] >> (best % 32) & 1) return best;
-  }
+  if (!is_adjusted && is_greedy(args, row)) return best_allowed(mask, args.vocab, x);
   float* changed = x;
   if (keeps_logits) {
     changed = memory.copy;
@@ -540,7 +565,7 @@ inline void sample_row(const SampleArgs& args, int row, Worker& worker) {
   const int target = args.target_ids[row];
   const int num_top = args.num_logprobs[row];
   const bool wants_logprobs = num_top >= 0 || target >= 0;
-  float* x = args.logits + row * args.logits_stride;
+  float* x = args.logits + args.logit_rows[row] * args.logits_stride;
   int32_t* top_ids = args.top_ids + int64_t{row} * args.max_logprobs;
   float* top_logprobs = args.top_logprobs + int64_t{row} * args.max_logprobs;
   for (int i = 0; i < args.max_logprobs; ++i) {
@@ -566,6 +591,14 @@ inline void sample_row(const SampleArgs& args, int row, Worker& worker) {
   if (!wants_logprobs || token < 0) return;
   args.logprobs[row] = original.logprob(token, log_sum);
   args.ranks[row] = original.rank(token);
+}
+
+inline void run_best_allowed(const BestAllowedArgs& args, Worker& worker) {
+  for (int64_t row = next_task(worker); row < args.num_rows; row = next_task(worker)) {
+    const uint32_t* mask = args.mask_words + row * ((args.vocab + 31) / 32);
+    const float* x = args.logits + args.logit_rows[row] * args.logits_stride;
+    args.token_ids[row] = best_allowed(mask, args.vocab, x);
+  }
 }
 
 inline void run_sample(const SampleArgs& args, Worker& worker) {

@@ -85,7 +85,9 @@ class Runtime:
     ) -> LinearWeight:
         """A weight over segments packed before, aligned to 64 bytes; keeps their memory alive."""
     def sample(self, logits: _F32, params: SamplingArrays) -> _Sampled:
-        """Choose a token per row of logits [rows, vocab], which may be overwritten."""
+        """Choose a token for each of `params.logit_rows`, which may be overwritten."""
+    def best_allowed(self, logits: _F32, logit_rows: _I32, mask_words: _I32) -> _I32:
+        """The largest logit [rows] of those whose bit in `mask_words` [rows, words] is set."""
 
 class KVCache:
     """Zeroed paged KV cache of all layers; memory is committed as blocks are first used."""
@@ -220,6 +222,8 @@ class testing:  # noqa: N801 - a submodule
     def sample(
         isa: str, logits: _F32, params: SamplingArrays, num_threads: int = 1
     ) -> _Sampled: ...
+    @staticmethod
+    def best_allowed(isa: str, logits: _F32, logit_rows: _I32, mask_words: _I32) -> _I32: ...
     @staticmethod
     def num_pool_threads() -> int:
         """Threads in the pool now, without the caller."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +41,14 @@ def engine(tiny_model: Path) -> Iterator[Harness]:
 def num_masks(engine: Harness, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many masks were begun, call by call."""
     masks = engine.executor._constrained.masks
-    start = masks.start
+    start = masks._start
     numbers = []
 
-    def count(constraints: list[Constraint]) -> None:
-        numbers.append(len(constraints))
-        start(constraints)
+    def count(groups: Sequence[Sequence[Constraint]], *, tells_begin: bool) -> None:
+        numbers.append(sum(map(len, groups)))
+        start(groups, tells_begin=tells_begin)
 
-    monkeypatch.setattr(masks, "start", count)
+    monkeypatch.setattr(masks, "_start", count)
     return numbers
 
 

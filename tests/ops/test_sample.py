@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ def make_params(rows: int, **values: Any) -> SamplingArrays:
     allowed = values.pop("allowed", None)
     defaults: dict[str, tuple[Any, Any]] = {
         "temperature": (1.0, np.float32),
+        "logit_rows": (np.arange(rows), np.int32),
         "top_k": (0, np.int32),
         "top_p": (1.0, np.float32),
         "min_p": (0.0, np.float32),
@@ -400,71 +401,3 @@ def test_a_vocabulary_beyond_the_scratch_memory_fails_instead_of_overrunning(isa
     assert sample(isa, logits, make_params(1, top_k=50)).token_ids.tolist() == [-1]
     fits = np.zeros((1, 300_000), dtype=np.float32)
     assert 0 <= sample(isa, fits, make_params(1, top_k=50)).token_ids[0] < 50
-
-
-def masked(logits: F32, allowed: NDArray[np.bool_]) -> F32:
-    """What a mask means, written plainly."""
-    return np.where(allowed, logits, np.float32(-np.inf)).astype(np.float32)
-
-
-def random_masks(rows: int, vocab: int) -> NDArray[np.bool_]:
-    """Masks of every density, in runs as long as those of real grammars; some rows have none."""
-    rng = np.random.default_rng(vocab)
-    allowed = np.repeat(rng.random((rows, vocab // 7 + 1)) < 0.5, 7, axis=1)[:, :vocab]
-    allowed[::5] = rng.random((len(allowed[::5]), vocab)) < 0.01
-    allowed[1::5] = rng.random((len(allowed[1::5]), vocab)) < 0.99
-    allowed[2::5] = True
-    allowed[np.arange(rows), rng.integers(vocab, size=rows)] = True
-    return allowed
-
-
-@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 63, 512, 1499, 5003])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_mask_acts_as_if_logits_were_minus_infinity(
-    isa: str, vocab: int, temperature: float
-) -> None:
-    rows = 20
-    logits = np.random.default_rng(1).normal(size=(rows, vocab)).astype(np.float32)
-    allowed = random_masks(rows, vocab)
-    changes: dict[str, Any] = {
-        "temperature": temperature,
-        "top_p": [1.0, 0.9] * 10,
-        "top_k": [0, 0, 0, 9] * 5,
-        "bias": [{0: 1.5, vocab - 1: 2.0}, {}] * 10,
-        "history": [{}, {}, {vocab // 2: 3}, {}] * 5,
-        "repetition_penalty": 1.3,
-    }
-    expected = sample("ref", masked(logits, allowed), make_params(rows, **changes))
-    for num_threads in (1, 3):
-        params = make_params(rows, allowed=allowed, **changes)
-        result = sample(isa, logits, params, num_threads)
-        assert result.token_ids.tolist() == expected.token_ids.tolist()
-    assert allowed[np.arange(rows), expected.token_ids].all()
-
-
-def test_a_mask_leaves_logprobs_as_they_were_before(isa: str) -> None:
-    logits = np.random.default_rng(1).normal(size=(20, 1499)).astype(np.float32)
-    allowed = random_masks(20, 1499)
-    params = make_params(20, allowed=allowed, num_logprobs=3, temperature=[0, 1] * 10)
-    result = sample(isa, logits, params)
-    assert allowed[np.arange(20), result.token_ids].all()
-    scored = sample(isa, logits, make_params(20, num_logprobs=3, target_ids=result.token_ids))
-    for name in ("logprobs", "ranks", "top_ids", "top_logprobs"):
-        np.testing.assert_array_equal(getattr(result, name), getattr(scored, name))
-
-
-def test_a_row_whose_mask_allows_nothing_fails_alone(isa: str) -> None:
-    logits = np.zeros((4, 100), dtype=np.float32)
-    allowed = np.ones((4, 100), dtype=bool)
-    allowed[1:3] = False
-    result = sample(isa, logits, make_params(4, allowed=allowed, temperature=[0, 0, 1, 0]))
-    assert result.token_ids.tolist() == [0, -1, -1, 0]
-
-
-def test_masks_that_do_not_fit_are_refused(isa: str) -> None:
-    logits = np.zeros((2, 100), dtype=np.float32)
-    params = make_params(2, allowed=np.zeros((2, 100), dtype=bool))
-    with pytest.raises(ValueError, match="mask_rows"):
-        sample(isa, logits, replace(params, mask_rows=np.array([0, 2], np.int32)))
-    with pytest.raises(ValueError, match="mask_words"):
-        sample(isa, logits, replace(params, mask_words=np.zeros((2, 3), np.int32)))

@@ -70,7 +70,9 @@ def test_ends_are_forbidden_until_min_tokens_and_bias_is_kept() -> None:
         batch.add(new_request("early", [1, 2, 3], [0], num_prompt_tokens=2, sampling=sampling)),
         batch.add(new_request("late", [1, 2, 3, 4], [1], num_prompt_tokens=2, sampling=sampling)),
     ]
-    arrays = make_sampling_arrays([LogitsRow(state) for state in states], EOG, 64)
+    arrays = make_sampling_arrays(
+        [LogitsRow(state) for state in states], range(len(states)), EOG, 64
+    )
     assert arrays.bias_indptr.tolist() == [0, 4, 5]
     assert arrays.bias_ids.tolist() == [4, 3, 7, 11, 4]
     assert arrays.bias_values.tolist() == [2.5, -np.inf, -np.inf, -np.inf, 2.5]
@@ -82,7 +84,7 @@ def test_penalties_count_output_and_remember_prompt() -> None:
     sampling = SamplingParams(repetition_penalty=1.2)
     state = batch.add(new_request("a", [8, 9, 8], [0], num_prompt_tokens=2, sampling=sampling))
     batch.append_token(state, 8)
-    arrays = make_sampling_arrays([LogitsRow(state)], EOG, 64)
+    arrays = make_sampling_arrays([LogitsRow(state)], [0], EOG, 64)
     assert dict(zip(arrays.history_ids, arrays.history_counts, strict=True)) == {8: 2, 9: 0}
 
 
@@ -92,7 +94,9 @@ def test_prompt_rows_are_scored_without_any_modification() -> None:
         min_tokens=5, logit_bias={1: 9.0}, presence_penalty=1.0, num_prompt_logprobs=3
     )
     state = batch.add(new_request("a", [8, 9], [0], sampling=sampling))
-    arrays = make_sampling_arrays([LogitsRow(state, target_id=9), LogitsRow(state)], EOG, 64)
+    arrays = make_sampling_arrays(
+        [LogitsRow(state, target_id=9), LogitsRow(state)], [0, 1], EOG, 64
+    )
     assert arrays.bias_indptr.tolist() == [0, 0, 3]
     assert arrays.history_indptr.tolist() == [0, 0, 2]
     assert arrays.target_ids.tolist() == [9, -1]

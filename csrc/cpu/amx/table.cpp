@@ -19,6 +19,7 @@ const KernelTable kTable = {
     .rope_and_cache = avx512vnni::rope_and_cache,
     .attention = attention,
     .sample = avx512vnni::sample,
+    .best_allowed = avx512vnni::best_allowed,
 };
 
 }  // namespace caudal::amx

@@ -5,5 +5,6 @@
 namespace caudal::avx2 {
 
 void sample(const SampleArgs& args, Worker& worker) { run_sample(args, worker); }
+void best_allowed(const BestAllowedArgs& args, Worker& worker) { run_best_allowed(args, worker); }
 
 }  // namespace caudal::avx2

@@ -19,6 +19,7 @@ const KernelTable kTable = {
     .rope_and_cache = rope_and_cache,
     .attention = attention,
     .sample = sample,
+    .best_allowed = best_allowed,
 };
 
 }  // namespace caudal::avx512vnni

@@ -212,11 +212,20 @@ class CpuBackend:
         return CpuPlan(ops.build(logits, self._runtime, kv_cache))
 
     def sample(self, logits: NDArray[np.float32], params: SamplingArrays) -> SamplingResult:
-        """Choose a token per row of logits [rows, vocab], which may be overwritten.
+        """Choose a token for each of `params.logit_rows`, which may be overwritten.
 
         Raises ValueError if the arrays of `params` do not fit the logits or each other.
         """
         return SamplingResult(*self._runtime.sample(logits, params))
+
+    def best_allowed(
+        self,
+        logits: NDArray[np.float32],
+        logit_rows: NDArray[np.int32],
+        mask_words: NDArray[np.int32],
+    ) -> NDArray[np.int32]:
+        """See Backend.best_allowed; takes a few microseconds a row where little is allowed."""
+        return self._runtime.best_allowed(logits, logit_rows, mask_words)
 
     def add_rows(self, hidden: NDArray[np.float32], sums: NDArray[np.float64]) -> None:
         """Add the rows of `hidden` [rows, features] to `sums` [features], one after the other."""

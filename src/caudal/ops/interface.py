@@ -106,11 +106,12 @@ class BatchArrays:
 
 @dataclass(slots=True)
 class SamplingArrays:
-    """Sampling parameters of the rows of a logits matrix, in row order.
+    """Sampling parameters of rows of a logits matrix: each array has a value for each of them.
 
     The CSR pairs list per row the ids whose logit changes; empty arrays where no row needs any.
     """
 
+    logit_rows: NDArray[np.int32]  # [rows] which row of logits, each at most once
     temperature: NDArray[np.float32]  # [rows] 0 = greedy
     top_k: NDArray[np.int32]  # [rows] <= 0 = off
     top_p: NDArray[np.float32]  # [rows]
@@ -241,7 +242,19 @@ class Backend(Protocol):
         """Record `forward` once and plan its buffers."""
 
     def sample(self, logits: NDArray[np.float32], params: SamplingArrays) -> SamplingResult:
-        """Choose a token per row of logits [rows, vocab]; logits may be overwritten."""
+        """Choose a token for each of `params.logit_rows`, which may be overwritten."""
+
+    def best_allowed(
+        self,
+        logits: NDArray[np.float32],
+        logit_rows: NDArray[np.int32],
+        mask_words: NDArray[np.int32],
+    ) -> NDArray[np.int32]:
+        """The ids [rows] that greedy rows without adjustments get under their masks.
+
+        `logit_rows` [rows] and `mask_words` [rows, ceil(vocab / 32)] are those of SamplingArrays.
+        -1 where nothing that is allowed is possible.
+        """
 
     def add_rows(self, hidden: NDArray[np.float32], sums: NDArray[np.float64]) -> None:
         """Add the rows of `hidden` [rows, features] to `sums` [features], one after the other.

@@ -249,6 +249,7 @@ def _sampling_params(rows: int, temperature: float, top_p: float) -> SamplingArr
     }
     return SamplingArrays(
         **{name: np.full(rows, value, np.float32) for name, value in floats.items()},
+        logit_rows=np.arange(rows, dtype=np.int32),
         top_k=np.zeros(rows, np.int32),
         seed=np.arange(rows, dtype=np.uint64),
         position=np.zeros(rows, np.int64),

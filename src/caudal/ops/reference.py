@@ -114,6 +114,12 @@ class ReferenceBackend:
         """Choose a token per row with the portable kernel."""
         return SamplingResult(*self._runtime.sample(np.ascontiguousarray(logits), params))
 
+    def best_allowed(
+        self, logits: F32, logit_rows: NDArray[np.int32], mask_words: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
+        """See Backend.best_allowed; with the portable kernel."""
+        return self._runtime.best_allowed(np.ascontiguousarray(logits), logit_rows, mask_words)
+
     def add_rows(self, hidden: F32, sums: NDArray[np.float64]) -> None:
         """Add the rows of `hidden` [rows, features] to `sums` [features], one after the other."""
         add_rows(hidden, sums)

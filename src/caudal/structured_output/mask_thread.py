@@ -43,14 +43,10 @@ class _Worker:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def start(self, groups: Sequence[Sequence[Constraint]]) -> None:
-        """Have the masks of `groups` computed; returns once that has begun, unless they are few.
-
-        Otherwise the thread would wait for the interpreter until the forward pass. A few masks
-        take less time beside it than waking the thread takes.
-        """
+    def start(self, groups: Sequence[Sequence[Constraint]], *, tells_begin: bool) -> None:
+        """Have the masks of `groups` computed; returns at once or when that has begun."""
         self._groups = groups
-        self._tells_begin = sum(map(len, groups)) > _FEW
+        self._tells_begin = tells_begin
         self.num_done = 0
         self._wake.release()
         if self._tells_begin:
@@ -95,12 +91,23 @@ class MaskThread:
         self._pending: Sequence[Sequence[Constraint]] = ()
 
     def start(self, constraints: Sequence[Constraint]) -> None:
-        """Begin the masks of `constraints`, after those begun before."""
+        """Begin the masks of `constraints`, after those begun before.
+
+        Without a sign that they have begun the thread would wait for the interpreter until the
+        forward pass. A few masks take less time beside it than waking the thread takes.
+        """
         if self._pending:
             self.wait()
-        self._start(_by_grammar(constraints))
+        self._start(_by_grammar(constraints), tells_begin=len(constraints) > _FEW)
 
-    def _start(self, groups: Sequence[Sequence[Constraint]]) -> None:
+    def fill(self, constraints: Sequence[Constraint]) -> None:
+        """`start` and `wait`."""
+        if self._pending:
+            self.wait()
+        self._start(_by_grammar(constraints), tells_begin=False)
+        self.wait()
+
+    def _start(self, groups: Sequence[Sequence[Constraint]], *, tells_begin: bool) -> None:
         if not groups:
             return
         self._stuck = [worker for worker in self._stuck if worker.is_alive]
@@ -111,7 +118,7 @@ class MaskThread:
         if self._worker is None:
             self._worker = _Worker()
         self._pending = groups
-        self._worker.start(groups)
+        self._worker.start(groups, tells_begin=tells_begin)
 
     def wait(self) -> None:
         """Return once every mask that was begun is there, or has an error."""
@@ -152,7 +159,7 @@ class MaskThread:
         self._worker = None
         stuck[0].give_up()
         self._pending = ()
-        self._start(others)
+        self._start(others, tells_begin=False)
 
 
 def _by_grammar(constraints: Sequence[Constraint]) -> list[Sequence[Constraint]]:

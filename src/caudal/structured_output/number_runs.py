@@ -17,12 +17,17 @@ class NumberRuns:
     def __init__(self, trigger: bytes | None = None) -> None:
         self._trigger = trigger
         self._tail = b""
+        self._is_active = trigger is None
+        self._is_string = self._is_escaped = False
+        self._depth = 0
         self.digits = 0
         """In a row, at the end of the text."""
-        self._start(trigger is None)
 
     def push(self, raw: bytes) -> None:
         """Append the bytes of a token."""
+        if raw and self._is_string and b'"' not in raw and b"\\" not in raw:
+            self._is_escaped = False
+            return  # as it is for most tokens of a string; `digits` is 0 there
         for value in raw:
             if not self._is_active:
                 self._look(value)

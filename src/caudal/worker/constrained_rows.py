@@ -66,7 +66,7 @@ class ConstrainedRows:
     def refuse(self, token_ids: Sequence[int]) -> list[int]:
         """The places of rows whose form does not allow what they sampled without a mask.
 
-        Those rows have their mask now. The others' forms have taken their token of `token_ids`,
+        Those rows have their masks now. The others' forms have taken their token of `token_ids`,
         one for each row given to `start`. A row that fails gets an `error`.
         """
         refused = [
@@ -75,12 +75,11 @@ class ConstrainedRows:
             if not self._is_taken(row, constraint, token_ids[place])
         ]
         if refused:
-            self._begin([constraint for _, _, constraint in refused])
-            self.masks.wait()
+            self.masks.fill([constraint for _, _, constraint in refused])
         for _, row, constraint in refused:
             row.is_second_draw = True
             self._take_mask(row, constraint)
-        return [place for place, _, _ in refused]
+        return [place for place, row, _ in refused if row.mask is not None]
 
     def prepare_next(self) -> None:
         """After sampling: begin the masks that rows of this step will need next."""

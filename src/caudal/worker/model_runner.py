@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from caudal.worker.constrained_rows import ConstrainedRows
 from caudal.worker.input_batch import InputBatch, StepRows
 from caudal.worker.pooler import Pooler
 from caudal.worker.row_errors import public_message
-from caudal.worker.sampler import LogitsRow, make_sampling_arrays, read_logprobs
+from caudal.worker.sampler import LogitsRow, make_sampling_arrays, read_logprobs, stack_masks
 
 logger = logging.getLogger(__name__)
 
@@ -104,13 +105,9 @@ class ModelRunner:
         result: ModelRunnerOutput,
     ) -> None:
         self._constrained.apply()
-        answer = self._draw(rows, logits)
+        answer = self._draw(rows, range(len(rows)), logits)
         token_ids = answer.token_ids.tolist()
-        refused = self._constrained.refuse(token_ids)
-        if refused:
-            second = self._draw([rows[index] for index in refused], logits[refused])
-            for index, token_id in zip(refused, second.token_ids.tolist(), strict=True):
-                token_ids[index] = token_id
+        self._draw_again(self._constrained.refuse(token_ids), rows, logits, token_ids)
         for index, row in enumerate(rows):
             state, sampling = row.state, row.state.sampling
             try:
@@ -138,9 +135,32 @@ class ModelRunner:
                 result.errors[state.request_id] = public_message(error)
         self._constrained.prepare_next()
 
-    def _draw(self, rows: list[LogitsRow], logits: NDArray[np.float32]) -> SamplingResult:
-        arrays = make_sampling_arrays(rows, self._eog_token_ids, logits.shape[1])
+    def _draw(
+        self, rows: list[LogitsRow], places: Sequence[int], logits: NDArray[np.float32]
+    ) -> SamplingResult:
+        arrays = make_sampling_arrays(rows, places, self._eog_token_ids, logits.shape[1])
         return self._backend.sample(logits, arrays)
+
+    def _draw_again(
+        self,
+        refused: list[int],
+        rows: list[LogitsRow],
+        logits: NDArray[np.float32],
+        token_ids: list[int],
+    ) -> None:
+        """Replace those of `token_ids` that the form of their row has refused."""
+        greedy = [place for place in refused if rows[place].state.sampling.temperature == 0]
+        if greedy:
+            masks = [mask for place in greedy if (mask := rows[place].mask) is not None]
+            words = stack_masks(masks, logits.shape[1])
+            best = self._backend.best_allowed(logits, np.array(greedy, np.int32), words)
+            for place, token_id in zip(greedy, best.tolist(), strict=True):
+                token_ids[place] = token_id
+        random = [place for place in refused if rows[place].state.sampling.temperature > 0]
+        if random:
+            second = self._draw([rows[place] for place in random], random, logits)
+            for place, token_id in zip(random, second.token_ids.tolist(), strict=True):
+                token_ids[place] = token_id
 
     def _accept(
         self, row: LogitsRow, constraint: Constraint, token_id: int, result: ModelRunnerOutput

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,9 +56,12 @@ class LogitsRow:
 
 
 def make_sampling_arrays(
-    rows: list[LogitsRow], eog_token_ids: frozenset[int], vocab_size: int
+    rows: list[LogitsRow], places: Sequence[int], eog_token_ids: frozenset[int], vocab_size: int
 ) -> SamplingArrays:
-    """Gather the parameters of `rows`; prompt rows are scored without any modification."""
+    """Gather the parameters of `rows`, whose logits are at `places`.
+
+    Prompt rows are scored without any modification.
+    """
     num_rows = len(rows)
     params = [row.state.sampling for row in rows]
     floats = np.array(
@@ -73,6 +77,7 @@ def make_sampling_arrays(
     history_indptr, history_ids, history_counts = _history_csr(rows)
     mask_rows, mask_words = _masks(rows, vocab_size)
     return SamplingArrays(
+        logit_rows=np.array(places, dtype=np.int32),
         temperature=columns[0],
         top_k=np.array([p.top_k for p in params], dtype=np.int32),
         top_p=columns[1],
@@ -93,6 +98,14 @@ def make_sampling_arrays(
         mask_rows=mask_rows,
         mask_words=mask_words,
     )
+
+
+def stack_masks(masks: Sequence[NDArray[np.int32]], vocab_size: int) -> NDArray[np.int32]:
+    """[masks, ceil(vocab_size / 32)]; ids that a mask does not cover are forbidden."""
+    words = np.zeros((len(masks), -(-vocab_size // 32)), dtype=np.int32)
+    for place, mask in enumerate(masks):
+        words[place, : len(mask)] = mask[: words.shape[1]]
+    return words
 
 
 def read_logprobs(result: SamplingResult, index: int, num_logprobs: int) -> TokenLogprobs:
@@ -162,10 +175,7 @@ def _masks(rows: list[LogitsRow], vocab_size: int) -> tuple[NDArray[np.int32], N
         places.append(-1 if row.mask is None else len(masks))
         if row.mask is not None:
             masks.append(row.mask)
-    words = np.zeros((len(masks), -(-vocab_size // 32)), dtype=np.int32)
-    for place, mask in enumerate(masks):
-        words[place, : len(mask)] = mask[: words.shape[1]]
-    return np.array(places, dtype=np.int32), words
+    return np.array(places, dtype=np.int32), stack_masks(masks, vocab_size)
 
 
 def _history_csr(
