@@ -7,7 +7,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,13 @@ from numpy.typing import NDArray
 
 from caudal.config import CacheConfig, SchedulerConfig
 from caudal.engine.messages import EngineRequest
-from caudal.engine.preparation import Preparations
 from caudal.errors import InvalidRequestError
 from caudal.llm import LLM
 from caudal.ops.interface import SamplingArrays, SamplingResult
 from caudal.sampling_params import SamplingParams, StructuredOutputsParams
 from caudal.scheduler.output import FinishReason
 from caudal.structured_output.constraint import TOO_LONG, Constraint
-from caudal.structured_output.limits import COMPILE_TIMEOUT_S, MAX_STUCK_MASKS
+from caudal.structured_output.limits import MAX_STUCK_MASKS
 from caudal.structured_output.mask_thread import UNAVAILABLE
 from caudal.structured_output.vocabulary import GrammarVocabulary
 from tests.engine.engine_harness import Harness, Result
@@ -43,8 +41,7 @@ SCHEMA = {
 }
 FORM = StructuredOutputsParams(json=SCHEMA)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=150, structured_outputs=FORM)
-MASKED = replace(GREEDY, num_logprobs=0)
-"""Needs a mask for every token; `GREEDY` only for those that the form refuses."""
+MASKED = replace(GREEDY, num_logprobs=0)  # `GREEDY` has masks for refused tokens only
 FREE = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 PROMPT = [10 + i % 90 for i in range(45)]
 NO_TARGETS = SchedulerConfig(tpot_ms=None, ttft_ms=None)
@@ -455,48 +452,3 @@ def test_form_that_cannot_be_enforced_is_refused_offline(tiny_model: Path) -> No
             assert json.loads(completion.text) == [1, "a"]
     finally:
         llm._core._executor.shutdown()
-
-
-def request_of(request_id: str) -> EngineRequest:
-    return EngineRequest(request_id=request_id, prompt_token_ids=[1], sampling=GREEDY)
-
-
-def test_request_that_waits_for_its_grammar_does_not_hold_up_others() -> None:
-    now = 0.0
-    preparations = Preparations(lambda: now)
-    slow: Future[None] = Future()
-    fast: Future[None] = Future()
-    preparations.add([request_of("slow"), request_of("twin")], [slow])
-    preparations.add([request_of("fast")], [fast])
-    fast.set_result(None)
-    ready, refusals = preparations.take()
-    assert [[each.request_id for each in group] for group in ready] == [["fast"]]
-    assert not refusals
-    assert [each.request_id for each in preparations.discard(["twin", "unknown"])] == ["twin"]
-    slow.set_result(None)
-    ready, _ = preparations.take()
-    assert [each.request_id for each in ready[0]] == ["slow"]
-    assert not preparations
-
-
-def test_grammar_that_fails_or_takes_too_long_is_refused() -> None:
-    now = 0.0
-    preparations = Preparations(lambda: now)
-    failed: Future[None] = Future()
-    failed.set_exception(InvalidRequestError("where: why", code="invalid_json_schema"))
-    broken: Future[None] = Future()
-    broken.set_exception(RuntimeError("internal text"))
-    preparations.add([request_of("failed")], [failed])
-    preparations.add([request_of("broken")], [broken])
-    preparations.add([request_of("endless")], [Future()])
-    _, refusals = preparations.take()
-    assert [(each.request_id, each.code) for each in refusals] == [
-        ("failed", "invalid_json_schema"),
-        ("broken", "invalid_value"),
-    ]
-    assert "internal" not in refusals[1].message
-    now = COMPILE_TIMEOUT_S + 0.1
-    _, refusals = preparations.take()
-    assert [each.request_id for each in refusals] == ["endless"]
-    assert refusals[0].retry_after_s is None
-    assert refusals[0].param == "structured_outputs"
