@@ -162,17 +162,25 @@ class Builder {
 
   // ---------------------------------------------------------------- shared blocks
 
-  // Splits at the beginning of two sequences that lie in the same blocks.
+  // Splits at the beginning of two sequences that lie in the same blocks, before any query.
   int num_shared_splits(int a, int b) const {
     constexpr int kSplitBlocks = kSplitTokens / kBlockSize;
     const int32_t* first = batch_.block_tables + a * batch_.block_table_stride;
     const int32_t* second = batch_.block_tables + b * batch_.block_table_stride;
-    const int most = std::min(batch_.seq_lens[a], batch_.seq_lens[b]) / kSplitTokens * kSplitBlocks;
+    const int most = std::min(first_context(a), first_context(b)) / kSplitTokens * kSplitBlocks;
     const auto [end, ignored] = std::mismatch(first, first + most, second);
     return static_cast<int>(end - first) / kSplitBlocks;
   }
 
-  bool is_decoding(int i) const { return i < batch_.num_seqs && sequence(i).num_queries == 1; }
+  // Keys that all queries of a sequence see.
+  int first_context(int i) const { return batch_.seq_lens[i] - sequence(i).num_queries + 1; }
+
+  // One query, or a few that were guessed.
+  bool is_decoding(int i) const {
+    constexpr int kMaxQueries = 16;
+    return i < batch_.num_seqs && sequence(i).num_queries >= 1 &&
+           sequence(i).num_queries <= kMaxQueries;
+  }
 
   // The number of sequences from `first` on that were added together; 0 if it has nothing in common
   // with enough of those behind it.
@@ -180,13 +188,16 @@ class Builder {
     if (!is_decoding(first) || !is_decoding(first + 1)) return 0;
     const int num_splits = num_shared_splits(first, first + 1);
     if (num_splits == 0) return 0;
-    int count = 2;
-    while ((count + 1) * group_ <= kMaxTaskRows && is_decoding(first + count) &&
-           num_shared_splits(first, first + count) >= num_splits) {
+    int count = 0;
+    int num_queries = 0;
+    while (is_decoding(first + count) &&
+           (num_queries + sequence(first + count).num_queries) * group_ <= kMaxTaskRows &&
+           (count < 2 || num_shared_splits(first, first + count) >= num_splits)) {
+      num_queries += sequence(first + count).num_queries;
       ++count;
     }
-    const int rows = count * group_;
-    if (rows < kMinSharedRows) return 0;
+    const int rows = num_queries * group_;
+    if (count < 2 || rows < kMinSharedRows) return 0;
     int most_splits = 0;
     for (int i = first; i < first + count; ++i) {
       most_splits = std::max(most_splits, num_all_splits(i));
@@ -195,7 +206,7 @@ class Builder {
     AttentionTask task{.seq = first,
                        .kv_head = 0,
                        .query_begin = batch_.query_start_loc[first],
-                       .query_count = count,
+                       .query_count = num_queries,
                        .split_begin = 0,
                        .split_count = num_splits,
                        .partial = -1,
@@ -203,7 +214,7 @@ class Builder {
                        .is_shared = true};
     if (!reserve(per_head, task)) return 0;
     add_pieces(task, per_head);
-    for (int i = 0; i < count; ++i) add_rest(task, i, per_head);
+    for (int i = 0; i < count; ++i) add_rest(task, sequence(first + i), per_head);
     return count;
   }
 
@@ -212,13 +223,13 @@ class Builder {
   }
 
   // What a sequence of a shared task has for itself, and the merge of both.
-  void add_rest(const AttentionTask& shared, int index, int64_t per_head) {
+  void add_rest(const AttentionTask& shared, const Sequence& seq, int64_t per_head) {
     AttentionTask task = shared;
     task.is_shared = false;
-    task.seq += index;
-    task.query_begin += index;
-    task.query_count = 1;
-    task.partial += index * group_;
+    task.seq = seq.index;
+    task.query_begin = seq.query_begin;
+    task.query_count = seq.num_queries;
+    task.partial += (seq.query_begin - shared.query_begin) * group_;
     add_merges(task, per_head);
     task.split_begin = shared.split_count;
     task.split_count = num_all_splits(task.seq) - shared.split_count;

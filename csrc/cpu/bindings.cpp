@@ -153,6 +153,7 @@ void bind_runtime(nb::module_& m) {
 NB_MODULE(_native, m) {
   using namespace caudal;
   bind_runtime(m);
+  bind_guesses(m);
   bind_plan(m);
   nb::module_ testing = m.def_submodule("testing");
   bind_testing(testing);

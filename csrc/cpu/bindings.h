@@ -74,6 +74,7 @@ SampleResult sample(const Runtime& runtime, MutableArray<float, 2> logits, nb::h
 NumpyArray<int32_t> best_allowed(const Runtime& runtime, Array<float, 2> logits,
                                  I32Vector logit_rows, Array<int32_t, 2> mask_words);
 
+void bind_guesses(nb::module_& m);
 void bind_runtime(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_testing(nb::module_& m);

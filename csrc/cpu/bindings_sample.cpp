@@ -1,7 +1,9 @@
-// Checks the sampling arrays and calls the sampling kernel.
+// Checks the sampling arrays and calls the sampling kernel; guesses tokens.
+#include <algorithm>
 #include <vector>
 
 #include "bindings.h"
+#include "guess.h"
 
 namespace caudal {
 namespace {
@@ -98,7 +100,32 @@ void set_row_values(nb::handle params, size_t rows, SampleArgs& args) {
   }
 }
 
+// Guesses of rows [n, max_guesses]; -1 from where there is none.
+NumpyArray<int32_t> guess_rows(Array<int32_t, 2> tokens, I32Vector rows, I32Vector lengths,
+                               int min_match, int max_match, int max_guesses) {
+  const size_t count = rows.size();
+  require(lengths.size() == count, "lengths: one per row is needed");
+  require(min_match >= 1 && max_match >= min_match, "min_match: from 1 to max_match");
+  require(max_guesses >= 0, "max_guesses: not negative");
+  auto guesses = new_array<int32_t>({count, static_cast<size_t>(max_guesses)});
+  std::fill_n(guesses.data(), guesses.size(), -1);
+  for (size_t i = 0; i < count; ++i) {
+    const auto row = static_cast<size_t>(rows.data()[i]);
+    const int length = lengths.data()[i];
+    require(row < tokens.shape(0), "rows: no such row of tokens");
+    require(length >= 0 && static_cast<size_t>(length) <= tokens.shape(1), "lengths: too long");
+    guess_tokens(tokens.data() + row * tokens.shape(1), length, min_match, max_match, max_guesses,
+                 guesses.data() + i * static_cast<size_t>(max_guesses));
+  }
+  return guesses;
+}
+
 }  // namespace
+
+void bind_guesses(nb::module_& m) {
+  m.def("guess_rows", guess_rows, nb::arg("tokens"), nb::arg("rows"), nb::arg("lengths"),
+        nb::arg("min_match"), nb::arg("max_match"), nb::arg("max_guesses"));
+}
 
 SampleResult sample(const Runtime& runtime, MutableArray<float, 2> logits, nb::handle params) {
   const auto logit_rows = field<I32Vector>(params, "logit_rows");

@@ -25,6 +25,14 @@ def isa_names() -> list[str]:
 def available_isas() -> list[str]:
     """Instruction sets that this CPU and system can run, best first."""
 
+def guess_rows(
+    tokens: _I32, rows: _I32, lengths: _I32, min_match: int, max_match: int, max_guesses: int
+) -> _I32:
+    """How the texts tokens[row, :length] go on, as after the same tokens earlier in them.
+
+    -> [rows, max_guesses]; -1 where the last `min_match` tokens of a text occur only once.
+    """
+
 class LinearWeight:
     """A packed matrix, or several stacked by rows. Made by Runtime.pack_linear."""
 

@@ -164,6 +164,8 @@ class SchedulerConfig:
     """Waiting prompt tokens before new requests get 429."""
     max_queue_ttft_s: float = 120.0
     """Predicted TTFT above which a new request gets 429."""
+    num_speculative_tokens: int = 8
+    """Tokens guessed ahead from a request's own text, at most; answers stay the same. 0: none."""
     min_prefill_tokens_per_s: float = 64.0
     """Ageing: prompt progress that the oldest waiting request is guaranteed."""
 

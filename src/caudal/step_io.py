@@ -42,7 +42,7 @@ class SchedulerOutput:
 
     The row order of `num_scheduled_tokens` is the batch order. A row samples when
     num_computed_tokens + num_scheduled_tokens reaches the end of its known tokens
-    (and its max_tokens is above 0).
+    (and its max_tokens is above 0), and once more after each guessed token.
     """
 
     step_id: int
@@ -52,11 +52,11 @@ class SchedulerOutput:
     finished_request_ids: list[str] = field(default_factory=list)
     """Rows to drop before the step: finished, aborted or preempted since the last step."""
     draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
-    """Speculative tokens per request, appended after its known tokens (none today)."""
+    """Guessed tokens per request, which its row computes after its known tokens."""
     num_tokens: int = 0
     """Sum of `num_scheduled_tokens`."""
     num_decode_rows: int = 0
-    """Rows that compute exactly one token and sample."""
+    """Tokens that decode: one of each row that samples, and its guessed tokens."""
     num_context_tokens: int = 0
     """Sum over scheduled tokens of the KV positions each attends to."""
     predicted_ms: float = 0.0
@@ -79,7 +79,9 @@ class ModelRunnerOutput:
     """What one step computed; requests are looked up by id."""
 
     sampled_token_ids: dict[str, list[int]] = field(default_factory=dict)
-    """Rows that sampled; several tokens a row once speculation accepts drafts."""
+    """Rows that sampled; those whose guesses were right have several tokens."""
+    draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
+    """Guesses of how rows that sampled go on, for the next step."""
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     """Entries for the prompt positions whose *next* token's logprob this step gave."""

@@ -80,6 +80,7 @@ GIVEN: dict[str, tuple[Any, type, str, Any]] = {
     "--ttft-ms": ("250", serve.ServeOptions, "ttft_ms", 250.0),
     "--tpot-ms": ("25", serve.ServeOptions, "tpot_ms", 25.0),
     "--batching": ("static", SchedulerConfig, "batching", Batching.STATIC),
+    "--num-speculative-tokens": ("3", SchedulerConfig, "num_speculative_tokens", 3),
     "--max-queue-requests": ("3", SchedulerConfig, "max_queue_requests", 3),
     "--max-queue-tokens": ("4000", SchedulerConfig, "max_queue_tokens", 4000),
     "--max-queue-ttft": ("9", SchedulerConfig, "max_queue_ttft_s", 9.0),

@@ -47,6 +47,26 @@ def test_shared_blocks_change_no_bits(
     assert_right(isa, cache, parts, num_threads)
 
 
+@pytest.mark.parametrize(("isa", "kv_format"), CASES)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(9, 3, 64), (8, 1, 32)])
+def test_several_queries_a_sequence_change_no_bits(
+    isa: str, kv_format: str, num_heads: int, num_kv_heads: int, head_dim: int
+) -> None:
+    """Guessed tokens; of one sequence they reach back into a split that others share."""
+    counts = [1, 9, 3, 16, 1, 2, 5, 9, 4]
+    lengths = [SPLIT * 2 + n for n in (20, 9, 40, 300, 17, 256, 4, 90, 600)]
+    cache = make_cache(Heads(num_heads, num_kv_heads, head_dim, kv_format), lengths, 2 * SPLIT)
+    parts = [(seq, n - k, k) for seq, (n, k) in enumerate(zip(lengths, counts, strict=True))]
+    shared = _native.testing.shared_attention(cache.batch(parts), num_heads, num_kv_heads, 2)
+    # Rows of a task are bounded; the seventh sequence sees one whole split less.
+    assert sum(queries for queries, _ in shared) > sum(counts) / 2
+    queries = make_queries(cache)
+    together = run(isa, cache, queries, parts, 2)
+    alone = [run(isa, cache, queries, [part]) for part in parts]
+    assert_same_bits(together, np.concatenate(alone))
+    assert_right(isa, cache, parts, 2)
+
+
 def test_only_neighbours_with_a_whole_split_in_common_share() -> None:
     heads = Heads(9, 3, 16)
     lengths = [700, 600, 513, 700, 400]

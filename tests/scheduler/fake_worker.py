@@ -44,6 +44,11 @@ class Row:
             before = self.tags[-1] if self.tags else root
             self.tags.append(hash((before, self.token_ids[len(self.tags)])))
 
+    def next_token(self) -> int:
+        """What the row samples after all it knows."""
+        num_output = len(self.token_ids) - self.num_prompt_tokens
+        return sample(self.tags[-1], self.seed, num_output, self.sampling)
+
 
 def root_tag(namespace: str) -> int:
     return zlib.crc32(namespace.encode()) + 1
@@ -103,6 +108,8 @@ class FakeWorker:
         self.failing: dict[str, str] = {}
         self.slots: list[int | None] = [None] * (num_blocks * block_size)
         self.num_computed_in_all = 0
+        self.draft_accuracy = 0.0
+        """Share of guessed tokens that are right; 0: nothing is guessed."""
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         for request_id in output.finished_request_ids:
@@ -117,10 +124,12 @@ class FakeWorker:
             for block_id in row.block_ids:
                 owners[block_id] = owners.get(block_id, 0) + 1
         for request_id, num_tokens in output.num_scheduled_tokens.items():
-            self._write(request_id, num_tokens, owners)
+            drafts = output.draft_token_ids.get(request_id, [])
+            self._write(request_id, num_tokens, drafts, owners)
         result = ModelRunnerOutput()
         for request_id, num_tokens in output.num_scheduled_tokens.items():
-            self._read(request_id, num_tokens, result)
+            drafts = output.draft_token_ids.get(request_id, [])
+            self._read(request_id, num_tokens, drafts, result)
         return result
 
     def _add(self, new: NewRequestData) -> None:
@@ -156,25 +165,34 @@ class FakeWorker:
         for request_id, num_tokens in scheduled.items():
             row = self.rows[request_id]
             end = row.num_computed_tokens + num_tokens
-            assert num_tokens > 0 and end <= len(row.token_ids) <= limits.max_model_len
-            samples = end == len(row.token_ids) and row.sampling.max_tokens > 0
-            num_decode += samples and num_tokens == 1
+            num_drafts = len(output.draft_token_ids.get(request_id, ()))
+            num_known = len(row.token_ids) + num_drafts
+            assert num_tokens > 0 and end <= num_known <= limits.max_model_len
+            samples = end == num_known and row.sampling.max_tokens > 0
+            if samples and num_tokens == 1 + num_drafts:
+                num_decode += num_tokens
+            assert num_drafts == 0 or (samples and num_tokens == 1 + num_drafts)
             num_context += sum(range(row.num_computed_tokens + 1, end + 1))
-            num_logits += samples
+            num_logits += samples * (1 + num_drafts)
             if row.sampling.num_prompt_logprobs is not None:
                 num_logits += max(0, min(end, row.num_prompt_tokens - 1) - row.num_computed_tokens)
         assert num_decode == output.num_decode_rows
         assert num_context == output.num_context_tokens
         assert num_logits <= limits.max_num_logits
 
-    def _write(self, request_id: str, num_tokens: int, owners: dict[int, int]) -> None:
+    def _write(
+        self, request_id: str, num_tokens: int, drafts: list[int], owners: dict[int, int]
+    ) -> None:
         row = self.rows[request_id]
         start = row.num_computed_tokens
+        tags = list(row.tags)
+        for token_id in drafts:
+            tags.append(hash((tags[-1], token_id)))
         for position in range(start, start + num_tokens):
             block_id = row.block_ids[position // self.block_size]
             assert owners[block_id] == 1, "a shared block is written"
             slot = block_id * self.block_size + position % self.block_size
-            self.slots[slot] = row.tags[position]
+            self.slots[slot] = tags[position]
         self.num_computed_in_all += num_tokens
 
     def _check_context(self, row: Row, num_tokens: int, what: str) -> None:
@@ -184,9 +202,12 @@ class FakeWorker:
             slot = row.block_ids[start // size] * size
             assert self.slots[slot : slot + count] == row.tags[start : start + count], what
 
-    def _read(self, request_id: str, num_tokens: int, result: ModelRunnerOutput) -> None:
+    def _read(
+        self, request_id: str, num_tokens: int, drafts: list[int], result: ModelRunnerOutput
+    ) -> None:
         row = self.rows[request_id]
-        start, end = row.num_computed_tokens, row.num_computed_tokens + num_tokens
+        start = row.num_computed_tokens
+        end = start + num_tokens - len(drafts)
         row.num_computed_tokens = end
         if request_id in self.failing:
             result.errors[request_id] = self.failing[request_id]
@@ -198,10 +219,29 @@ class FakeWorker:
                 for i in range(start, min(end, row.num_prompt_tokens - 1))
             ]
         if end == len(row.token_ids) and row.sampling.max_tokens > 0:
-            num_output = end - row.num_prompt_tokens
-            token_id = sample(row.tags[-1], row.seed, num_output, row.sampling)
-            row.token_ids.append(token_id)
-            row.extend_tags(0)
-            result.sampled_token_ids[request_id] = [token_id]
+            sampled = result.sampled_token_ids[request_id] = []
+            while True:
+                token_id = row.next_token()
+                row.token_ids.append(token_id)
+                row.extend_tags(0)
+                sampled.append(token_id)
+                if len(sampled) > len(drafts) or token_id != drafts[len(sampled) - 1]:
+                    break
+            row.num_computed_tokens = len(row.token_ids) - 1
             if row.sampling.num_logprobs is not None:
-                result.logprobs[request_id] = [TokenLogprobs(token_id, -1.0, 1, [], [])]
+                result.logprobs[request_id] = [TokenLogprobs(i, -1.0, 1, [], []) for i in sampled]
+            if self.draft_accuracy:
+                result.draft_token_ids[request_id] = self._guess(row)
+
+    def _guess(self, row: Row) -> list[int]:
+        """What comes next, sometimes; from one wrong token on all is wrong."""
+        ahead = Row(list(row.token_ids), row.num_prompt_tokens, row.sampling, row.seed, [], 0)
+        ahead.tags = list(row.tags)
+        guesses = []
+        for _ in range(1 + row.tags[-1] % 8):
+            is_right = ahead.tags[-1] % 1000 < 1000 * self.draft_accuracy
+            token_id = (ahead.next_token() + (not is_right)) % VOCAB_SIZE
+            guesses.append(token_id)
+            ahead.token_ids.append(token_id)
+            ahead.extend_tags(0)
+        return guesses

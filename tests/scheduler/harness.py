@@ -105,6 +105,7 @@ class Harness:
         step_ms: CostFunction | float = 10.0,
         **config: Any,
     ) -> None:
+        draft_accuracy = config.pop("draft_accuracy", 0.0)
         config.setdefault("max_num_seqs", 16)
         config.setdefault("max_num_batched_tokens", 256)
         self.config = SchedulerConfig(**config)
@@ -125,6 +126,7 @@ class Harness:
             max_model_len,
         )
         self.worker = FakeWorker(num_blocks, BLOCK_SIZE, limits)
+        self.worker.draft_accuracy = draft_accuracy
         self.step_ms: CostFunction = step_ms if callable(step_ms) else constant_ms(step_ms)
         self.now = 0.0
         self.num_steps = 0

@@ -123,6 +123,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "has_reserve": False,
         "enable_prefix_caching": False,
     },
+    "guesses": {"num_blocks": 60, "draft_accuracy": 0.8},
+    "guesses, tiny pool": {"num_blocks": 12, "draft_accuracy": 0.9},
+    "guesses, no cache": {"num_blocks": 14, "draft_accuracy": 0.8, "enable_prefix_caching": False},
+    "guesses, few logits": {
+        "num_blocks": 40,
+        "draft_accuracy": 0.9,
+        "max_num_logits": 6,
+        "max_num_seqs": 5,
+    },
+    "guesses, tight target": {"num_blocks": 40, "draft_accuracy": 0.8, "tpot_ms": 6.0},
+    "guesses, background": {"num_blocks": 30, "draft_accuracy": 0.7, "services": MIXED},
+    "guesses, static": {"num_blocks": 40, "draft_accuracy": 0.8, "batching": Batching.STATIC},
     "background": {"num_blocks": 40, "services": MIXED},
     "background, tiny pool": {"num_blocks": 12, "services": MIXED},
     "background, roomy": {"num_blocks": 200, "max_num_seqs": 32, "services": MIXED},
@@ -219,6 +231,10 @@ def test_fuzz_reaches_the_hard_cases() -> None:
     assert sum(s.prefix_hits_tokens for s in stats) > 500
     assert sum(s.num_cancelled for s in stats) > 5
     assert sum(s.num_finished["error"] for s in stats) > 0
+    stats = [run_fuzz(SHAPES["guesses, tiny pool"], seed).scheduler.stats() for seed in range(6)]
+    assert sum(s.num_preemptions for s in stats) > 0
+    num_right = sum(s.num_accepted_tokens for s in stats)
+    assert 50 < num_right < sum(s.num_draft_tokens for s in stats)
 
 
 def test_same_inputs_give_the_same_steps() -> None:

@@ -99,6 +99,13 @@ _SCHEDULER_FLAGS = (
     Flag("--ttft-ms", ServeOptions, "ttft_ms", number(1, 3_600_000), "MS"),
     Flag("--tpot-ms", ServeOptions, "tpot_ms", number(1, 3_600_000), "MS"),
     Flag("--batching", SchedulerConfig, "batching", choice({str(b): b for b in Batching}), "MODE"),
+    Flag(
+        "--num-speculative-tokens",
+        SchedulerConfig,
+        "num_speculative_tokens",
+        count(0, 16),
+        "N",
+    ),
     Flag("--max-queue-requests", SchedulerConfig, "max_queue_requests", count(0, _MAX_INT), "N"),
     Flag("--max-queue-tokens", SchedulerConfig, "max_queue_tokens", count(0, _MAX_INT), "N"),
     Flag("--max-queue-ttft", SchedulerConfig, "max_queue_ttft_s", number(0.001, 86_400), "S"),

@@ -120,6 +120,11 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_finished: dict[str, int] = {}
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
+    num_drafts: int = 0
+    """Rows that computed guessed tokens."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    """Guessed tokens that were right."""
     num_steps: int = 0
     step_ms: dict[str, float] = {}
     """Cumulative milliseconds by part: schedule, prepare, forward, sample, update, publish."""

@@ -43,6 +43,7 @@ from caudal.weights.special_tokens import eog_token_ids
 from caudal.worker.constrained_rows import ConstrainedRows
 from caudal.worker.input_batch import InputBatch
 from caudal.worker.model_runner import ModelRunner
+from caudal.worker.ngram_drafter import NgramDrafter
 from caudal.worker.pooler import Pooler
 
 logger = logging.getLogger(__name__)
@@ -218,4 +219,7 @@ def _create_runner(
         backend, batch, lambda: backend.compile(model.hidden_states, pooling_spec, kv_cache)
     )
     plan = backend.compile(model.forward, spec, kv_cache)
-    return ModelRunner(backend, plan, batch, pooler, constrained)
+    runner = ModelRunner(backend, plan, batch, pooler, constrained)
+    if config.scheduler.num_speculative_tokens:
+        runner.drafter = NgramDrafter(batch, config.scheduler.num_speculative_tokens)
+    return runner

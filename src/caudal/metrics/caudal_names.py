@@ -79,6 +79,15 @@ _ENGINE = (
         "engine.num_prompt_tokens",
     ),
     _NAMES.counter("engine_generation_tokens", "Tokens sampled.", "engine.num_output_tokens"),
+    _NAMES.counter("spec_decode_num_drafts", "Rows with guessed tokens.", "engine.num_drafts"),
+    _NAMES.counter(
+        "spec_decode_num_draft_tokens", "Guessed tokens computed.", "engine.num_draft_tokens"
+    ),
+    _NAMES.counter(
+        "spec_decode_num_accepted_tokens",
+        "Guessed tokens that were right.",
+        "engine.num_accepted_tokens",
+    ),
     _NAMES.counter("engine_steps", "Steps run.", "engine.num_steps"),
     _NAMES.counter("engine_aborts", "Requests freed before their end.", "engine.num_cancelled"),
     _NAMES.gauge("num_requests_running", "Requests in the batch.", "engine.num_running"),

@@ -35,6 +35,15 @@ VLLM: tuple[Family, ...] = (
     ),
     _NAMES.counter("gpu_prefix_cache_hits", "Former name of it.", "engine.prefix_hits_tokens"),
     _NAMES.counter("num_preemptions", "Preemptions.", "engine.num_preemptions"),
+    _NAMES.counter("spec_decode_num_drafts", "Rows with guessed tokens.", "engine.num_drafts"),
+    _NAMES.counter(
+        "spec_decode_num_draft_tokens", "Guessed tokens computed.", "engine.num_draft_tokens"
+    ),
+    _NAMES.counter(
+        "spec_decode_num_accepted_tokens",
+        "Guessed tokens that were right.",
+        "engine.num_accepted_tokens",
+    ),
     _NAMES.gauge("num_requests_running", "Requests running.", "engine.num_running"),
     _NAMES.gauge("num_requests_waiting", "Requests waiting.", "engine.num_waiting"),
     _NAMES.gauge("kv_cache_usage_perc", "KV cache usage; 1 is full.", "kv_used"),

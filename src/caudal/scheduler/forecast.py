@@ -174,7 +174,7 @@ class Forecaster:
         num_complete = 0.0
         born = [0.0]
         for index in range(1, len(points)):
-            steps = points[index] - points[index - 1]
+            steps = (points[index] - points[index - 1]) / self._averages.tokens_per_row
             alive = [num * share for num, share in zip(born, fresh.alive[index - 1], strict=False)]
             survivors = sum(map(mul, born, fresh.alive[index]))
             num_rows = old[index - 1] + sum(alive)
@@ -203,7 +203,7 @@ class Forecaster:
     ) -> tuple[float, float, float]:
         """Milliseconds of a step without prompts; its prompt tokens, and milliseconds of each."""
         costs = self._cost.costs
-        decode_ms = costs.step_ms + costs.decode_row_ms * num_rows
+        decode_ms = costs.step_ms + costs.decode_row_ms * num_rows * self._averages.width
         decode_ms += costs.context_token_ms * context_tokens
         token_ms = self._cost.prefill_ms(math.ceil(mean_prompt), 0) / math.ceil(mean_prompt)
         num_tokens = max(1.0, self._max_tokens - num_rows)
@@ -252,7 +252,7 @@ class _FreshAnswers:
         length = max(1.0, min(lengths.mean, mean_limit))
         first = max(HORIZON * length, least * GROWTH) * (GROWTH - 1) / (GROWTH**NUM_INTERVALS - 1)
         self.points = [0.0]
-        """Steps from now."""
+        """Tokens of an answer from now."""
         for index in range(NUM_INTERVALS):
             self.points.append(self.points[-1] + first * GROWTH**index)
         points = self.points

@@ -102,6 +102,11 @@ class Request:
     """Collected until the first output."""
     block_keys: list[bytes] | None = field(init=False, default=None)
     """Keys of the full blocks of the known tokens, kept while waiting."""
+    drafts: list[int] = field(init=False, default_factory=list)
+    """Guesses of the tokens after the known ones."""
+    num_drafts_right: float = field(init=False, default=0.0)
+    num_drafts_judged: float = field(init=False, default=0.0)
+    """How often guesses were right lately, and how many were judged: both fade."""
     num_prepaid: float = field(init=False, default=0.0)
     """Output tokens that the tenant was charged for in advance."""
 

@@ -161,8 +161,8 @@ class Scheduler:
         plan = self._in_flight
         assert plan is not None and plan.output.step_id == scheduler_output.step_id
         self._in_flight = None
-        outputs = self.take_outputs()
-        outputs += self._advance_rows(plan, runner_output, now)
+        self._planner.speculation.judge(plan, runner_output)
+        outputs = self.take_outputs() + self._advance_rows(plan, runner_output, now)
         self._observe(plan, runner_output, step_ms)
         self._admission.follow_promises(now, self._state.counters.num_cancelled, self._load)
         return outputs
@@ -216,6 +216,7 @@ class Scheduler:
             num_finished=dict(counters.num_finished),
             num_prompt_tokens=counters.num_prompt_tokens,
             num_output_tokens=counters.num_output_tokens,
+            **counters.guesses(),
             predicted_ttft_ms=self._admission.predicted_ttft_ms(mean_prompt, load),
         )
 
@@ -245,10 +246,9 @@ class Scheduler:
             error = self._limits.check(request)
             if error is not None:
                 return error
-            stop_ids = frozenset(sampling.stop_token_ids)
+            request.stop_token_ids = frozenset(sampling.stop_token_ids)
             if not sampling.ignore_eos:
-                stop_ids = stop_ids | self._eog_token_ids if stop_ids else self._eog_token_ids
-            request.stop_token_ids = stop_ids
+                request.stop_token_ids |= self._eog_token_ids
         return None
 
     def _enqueue(self, group: list[Request]) -> None:

@@ -23,6 +23,19 @@ class SchedulerCounters:
     num_prompt_tokens: int = 0
     """Of requests that have started."""
     num_output_tokens: int = 0
+    num_drafts: int = 0
+    """Rows that computed guessed tokens."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    """Guessed tokens that were right."""
+
+    def guesses(self) -> dict[str, int]:
+        """The counts of guessed tokens by name."""
+        return {
+            "num_drafts": self.num_drafts,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
+        }
 
     def count_rejected(self, reason: str) -> None:
         """Count one refused request."""
@@ -47,6 +60,10 @@ class TrafficAverages:
     """Share of a prompt that has to be computed."""
     stretch: float = 1.0
     """Time from step to step, over the time that the step itself was measured to take."""
+    tokens_per_row: float = 1.0
+    """Tokens that a row gets from a step in which it decodes: more than one by right guesses."""
+    width: float = 1.0
+    """Tokens that it computes for that."""
     lengths: AnswerLengths = field(default_factory=AnswerLengths)
 
     def note_start(self, num_prompt_tokens: int, num_hit_tokens: int) -> None:
@@ -55,6 +72,11 @@ class TrafficAverages:
         self.prompt_tokens += rate * (num_prompt_tokens - self.prompt_tokens)
         missed = 1.0 - num_hit_tokens / num_prompt_tokens
         self.miss_ratio += AVERAGE_RATE * (missed - self.miss_ratio)
+
+    def note_rows(self, num_rows: int, num_computed: int, num_tokens: int) -> None:
+        """Rows have decoded: `num_computed` tokens for `num_tokens` that are known now."""
+        self.tokens_per_row += AVERAGE_RATE * (num_tokens / num_rows - self.tokens_per_row)
+        self.width += AVERAGE_RATE * (num_computed / num_rows - self.width)
 
     def note_step(self, cycle_ms: float, step_ms: float) -> None:
         """A step was followed by another one after `cycle_ms`."""
@@ -86,4 +108,7 @@ class SchedulerStats:
     num_finished: dict[str, int]
     num_prompt_tokens: int
     num_output_tokens: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
     predicted_ttft_ms: float

@@ -17,6 +17,7 @@ from caudal.scheduler.preemption import (
 )
 from caudal.scheduler.request import Request, RequestStatus
 from caudal.scheduler.service_class import ServiceClass
+from caudal.scheduler.speculation import Speculation
 from caudal.scheduler.state import SchedulerState
 from caudal.scheduler.step_cost import StepCostModel
 from caudal.scheduler.step_plan import Ageing, StepPlan, computes_prompt_logits
@@ -64,6 +65,7 @@ class StepPlanner:
         )
         """Running requests at most: each must find a token and a logits row in every step."""
         self._background = BackgroundPolicy(config, cost, self._target_ms, self.max_running)
+        self.speculation = Speculation(state, cost, self._target_ms)
 
     def plan(self, step_id: int, now: float) -> StepPlan:
         """Choose the rows of a step, preempting and admitting as memory asks and allows."""
@@ -80,6 +82,7 @@ class StepPlanner:
         self._ageing.spend(output.num_tokens - len(split.decoding))
         if split.background or self._state.waiting.background.num_requests:
             self._fill_with_background(plan, split.background, now)
+        self.speculation.extend(plan)
         output.predicted_ms = self._predict(output)
         # The worker keeps this list; ours starts anew.
         output.finished_request_ids = self._state.dropped_row_ids

@@ -9,7 +9,7 @@ of NumPy gathers over the rows that run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +44,7 @@ class RequestState:
         return self.num_known_tokens - self.num_prompt_tokens
 
 
+MAX_SHARED_QUERIES = 16
 SHARED_TOKENS = 256
 """Decoding rows whose first so many tokens lie in the same blocks attend to these together, if they
 are neighbours (csrc/cpu/attention_schedule.h)."""
@@ -112,6 +113,13 @@ class InputBatch:
             self.block_table[state.row, state.num_blocks : end] = data.new_block_ids
             state.num_blocks = end
 
+    def put_drafts(self, drafts: Mapping[str, Sequence[int]]) -> None:
+        """Write guessed tokens behind the known ones, for this step only."""
+        for request_id, token_ids in drafts.items():
+            state = self.states[request_id]
+            begin = state.num_known_tokens
+            self.tokens[state.row, begin : begin + len(token_ids)] = token_ids
+
     def append_token(self, state: RequestState, token_id: int) -> None:
         """Record a sampled token as known."""
         self.tokens[state.row, state.num_known_tokens] = token_id
@@ -128,7 +136,8 @@ class InputBatch:
         )
         last_shared = SHARED_TOKENS // self.block_size - 1
         if len(states) > 2 and last_shared < self.block_table.shape[1]:
-            order = np.lexsort((self.block_table[rows, last_shared], counts > 1))
+            is_prompt = counts > MAX_SHARED_QUERIES
+            order = np.lexsort((self.block_table[rows, last_shared], is_prompt))
             states = [states[index] for index in order]
             rows, counts = rows[order], counts[order]
         query_start_loc = np.zeros(len(states) + 1, dtype=np.int32)

@@ -13,7 +13,8 @@ from caudal.ops.interface import Backend, Plan, SamplingResult
 from caudal.step_io import ModelRunnerOutput, SchedulerOutput
 from caudal.structured_output.constraint import Constraint
 from caudal.worker.constrained_rows import ConstrainedRows
-from caudal.worker.input_batch import InputBatch, StepRows
+from caudal.worker.input_batch import InputBatch, RequestState, StepRows
+from caudal.worker.ngram_drafter import NgramDrafter
 from caudal.worker.pooler import Pooler
 from caudal.worker.row_errors import public_message
 from caudal.worker.sampler import LogitsRow, make_sampling_arrays, read_logprobs, stack_masks
@@ -38,6 +39,7 @@ class ModelRunner:
         self._eog_token_ids = constrained.eog_token_ids
         self._pooler = pooler
         self._constrained = constrained
+        self.drafter: NgramDrafter | None = None
         self.faults: dict[str, int] = {}
         """Tests only: request id -> output tokens after which its row raises."""
 
@@ -78,6 +80,7 @@ class ModelRunner:
                 del output.num_scheduled_tokens[new.request_id]
         for cached in output.cached_requests:
             self._batch.update(cached)
+        self._batch.put_drafts(output.draft_token_ids)
 
     def _select_logits(self, step: StepRows) -> tuple[list[LogitsRow], NDArray[np.int32]]:
         """Rows whose logits are needed: the last token of a row that samples, prompt scores."""
@@ -93,9 +96,15 @@ class ModelRunner:
                 targets = self._batch.tokens[state.row, first + 1 : last + 1].tolist()
                 rows.extend(LogitsRow(state, target) for target in targets)
                 indices.extend(range(query_end - count, query_end - count + len(targets)))
-            if end == state.num_known_tokens and sampling.max_tokens > 0:
-                rows.append(LogitsRow(state))
-                indices.append(query_end - 1)
+            num_guessed = end - state.num_known_tokens
+            if num_guessed >= 0 and sampling.max_tokens > 0:
+                guesses = self._batch.tokens[state.row, state.num_known_tokens : end].tolist()
+                rows.extend(
+                    LogitsRow(state, num_guessed=number, next_guess=guess)
+                    for number, guess in enumerate(guesses)
+                )
+                rows.append(LogitsRow(state, num_guessed=num_guessed))
+                indices.extend(range(query_end - 1 - num_guessed, query_end))
         return rows, np.array(indices, dtype=np.int32)
 
     def _sample(
@@ -108,8 +117,12 @@ class ModelRunner:
         answer = self._draw(rows, range(len(rows)), logits)
         token_ids = answer.token_ids.tolist()
         self._draw_again(self._constrained.refuse(token_ids), rows, logits, token_ids)
+        refuted: RequestState | None = None
+        """Its further rows stand behind a guess that was wrong."""
         for index, row in enumerate(rows):
             state, sampling = row.state, row.state.sampling
+            if state is refuted:
+                continue
             try:
                 if row.error is not None:
                     result.errors[state.request_id] = row.error
@@ -125,15 +138,20 @@ class ModelRunner:
                 self._batch.append_token(state, token_id)
                 if state.constraint is not None:
                     self._accept(row, state.constraint, token_id, result)
-                result.sampled_token_ids[state.request_id] = [token_id]
+                result.sampled_token_ids.setdefault(state.request_id, []).append(token_id)
                 if sampling.num_logprobs is not None:
-                    result.logprobs[state.request_id] = [
+                    result.logprobs.setdefault(state.request_id, []).append(
                         read_logprobs(answer, index, sampling.num_logprobs)
-                    ]
+                    )
+                if row.is_refuted_by(token_id):
+                    refuted = state
             except Exception as error:
+                refuted = state
                 logger.exception("request %s failed in a step", state.request_id)
                 result.errors[state.request_id] = public_message(error)
         self._constrained.prepare_next()
+        if self.drafter is not None:
+            self.drafter.propose(rows, result)
 
     def _draw(
         self, rows: list[LogitsRow], places: Sequence[int], logits: NDArray[np.float32]

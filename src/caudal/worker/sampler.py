@@ -24,6 +24,10 @@ class LogitsRow:
     state: RequestState
     target_id: int = _NO_TARGET
     """Prompt logprobs: the known next token to score."""
+    num_guessed: int = 0
+    """Guessed tokens between the known ones and this row's."""
+    next_guess: int = _NO_TARGET
+    """What the row's token must be for the next row of the request to count."""
     mask: NDArray[np.int32] | None = None  # [ceil(vocab / 32)]
     """A bit for every id that the form of the output allows."""
     can_only_end: bool = False
@@ -38,6 +42,10 @@ class LogitsRow:
     @property
     def is_prompt(self) -> bool:
         return self.target_id != _NO_TARGET
+
+    def is_refuted_by(self, token_id: int) -> bool:
+        """Whether the row's token is another than was guessed."""
+        return self.next_guess != _NO_TARGET and self.next_guess != token_id
 
     @property
     def has_plain_distribution(self) -> bool:
@@ -125,7 +133,7 @@ def _has_filter(sampling: SamplingParams) -> bool:
 
 def _draw_number(row: LogitsRow) -> int:
     """Of the random numbers of a seed: one for each position, and one for a second draw there."""
-    return row.state.num_known_tokens + row.is_second_draw * _SECOND_DRAWS
+    return row.state.num_known_tokens + row.num_guessed + row.is_second_draw * _SECOND_DRAWS
 
 
 def _num_logprobs(row: LogitsRow) -> int:
@@ -161,7 +169,8 @@ def _biases(
     if sampling.logit_bias:
         ids = np.fromiter(sampling.logit_bias, dtype=np.int32)
         parts.append((ids, np.fromiter(sampling.logit_bias.values(), dtype=np.float32)))
-    if row.state.num_output_tokens < sampling.min_tokens and not row.can_only_end:
+    num_output = row.state.num_output_tokens + row.num_guessed
+    if num_output < sampling.min_tokens and not row.can_only_end:
         ends = np.array(sorted({*eog_token_ids, *sampling.stop_token_ids}), dtype=np.int32)
         parts.append((ends, np.full(len(ends), -np.inf, dtype=np.float32)))
     return parts

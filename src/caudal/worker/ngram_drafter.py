@@ -1,0 +1,54 @@
+"""Guesses how texts go on, from what followed the same tokens earlier in them (prompt lookup)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from caudal import _native
+from caudal.step_io import ModelRunnerOutput
+from caudal.worker.input_batch import InputBatch
+from caudal.worker.sampler import LogitsRow
+
+MIN_MATCH = 2
+"""Tokens at the end of a text that must occur earlier in it."""
+MAX_MATCH = 16
+"""Longer occurrences are as good as these."""
+
+
+class NgramDrafter:
+    """Guesses for the rows of a batch. See Saxena, "Prompt Lookup Decoding", 2023."""
+
+    def __init__(self, batch: InputBatch, max_drafts: int) -> None:
+        self._batch = batch
+        self._max_drafts = max_drafts
+
+    def propose(self, rows: Sequence[LogitsRow], result: ModelRunnerOutput) -> None:
+        """Add tokens that may come next to `result`; none for texts that repeat nothing.
+
+        Requests whose later tokens depend on more than their text (penalties, an enforced form)
+        have no guesses: each of their tokens must be known before the next one is sampled.
+        """
+        sampled = result.sampled_token_ids
+        states = [
+            state
+            for row in rows
+            if row.num_guessed == 0 and (state := row.state).request_id in sampled
+            if state.constraint is None and state.token_counts is None
+        ]
+        if not states:
+            return
+        guesses = _native.guess_rows(
+            self._batch.tokens,
+            np.array([state.row for state in states], dtype=np.int32),
+            np.array([state.num_known_tokens for state in states], dtype=np.int32),
+            MIN_MATCH,
+            MAX_MATCH,
+            self._max_drafts,
+        )
+        result.draft_token_ids = {
+            state.request_id: drafts
+            for state, drafts in zip(states, guesses.tolist(), strict=True)
+            if drafts[0] >= 0
+        }
