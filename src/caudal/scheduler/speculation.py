@@ -55,8 +55,9 @@ class Speculation:
         num_rows = output.num_decode_rows
         context = sum(len(request.token_ids) for _, request in guessing) / len(guessing)
         row_ms = costs.decode_row_ms + costs.context_token_ms * context
-        # What a token costs without guesses, were the step made of decode rows alone.
-        token_ms = costs.step_ms / num_rows + row_ms
+        # What a token costs without guesses: a row, and its part of what the step costs anyway. In
+        # a step with a prompt that part is small, and the prompt would wait for the guesses.
+        token_ms = costs.step_ms / output.num_tokens + row_ms
         log_needed = math.log(max(1e-6, min(0.999, MARGIN * row_ms / max(token_ms, 1e-9))))
         num_left = min(plan.tokens_left, plan.logits_left)
         if self._target_ms is not None:
