@@ -15,8 +15,9 @@ PRIOR_JUDGED = 1.0
 """Of a request whose guesses have not been judged yet: a quarter of them are right."""
 FADING = 0.93
 """Weight of what was judged before, after one more step with guesses."""
-MARGIN = 1.3
-"""A guess must be worth so many times what it costs: the costs are estimates."""
+MARGIN = 2.0
+"""A guess must be worth so many times what it costs: costs are estimates, and a request that ends
+earlier only leaves its seat empty where nobody waits for it."""
 KEPT_BLOCKS = 2
 """Free blocks per running request that guesses leave for tokens that are known to come."""
 
