@@ -102,7 +102,8 @@ class Speculation:
                 request.num_drafts_judged = request.num_drafts_judged * FADING + num_judged
                 request.num_drafts_right = request.num_drafts_right * FADING + num_right
             request.drafts = get_drafts(request.request_id) or _NONE
-        if num_rows:
+        if num_rows and self._state.waiting:
+            # Who waits is told for how long from what steps are like while others wait, too.
             num_drafts = sum(map(len, plan.output.draft_token_ids.values()))
             self._state.averages.note_rows(num_rows, num_rows + num_drafts, num_tokens)
 
