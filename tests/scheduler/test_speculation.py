@@ -6,6 +6,7 @@ import pytest
 
 from caudal.scheduler.output import FinishReason
 from caudal.scheduler.service_class import ServiceClass
+from caudal.step_io import SchedulerOutput
 from tests.scheduler.harness import Harness, make_request
 
 
@@ -80,6 +81,24 @@ def test_background_guesses_only_while_nobody_else_runs() -> None:
         assert "batch" not in drafts
     harness.run()
     harness.check_all_complete()
+
+
+def test_background_guesses_keep_steps_short_for_newcomers() -> None:
+    def step_ms(output: SchedulerOutput) -> float:
+        return 4 + 0.5 * output.num_tokens
+
+    harness = Harness(draft_accuracy=1.0, tpot_ms=400.0, ttft_ms=200.0, step_ms=step_ms)
+    for index in range(4):
+        harness.add(
+            make_request(f"r{index}", 20 + index, max_tokens=900, service=ServiceClass.IDLE)
+        )
+    for _ in range(60):
+        harness.step()
+    limit_ms = harness.scheduler._planner._background.step_ms(ServiceClass.IDLE, None)
+    before = harness.scheduler.stats().num_draft_tokens
+    lengths = [step_ms(harness.step()) for _ in range(40)]
+    assert max(lengths) <= limit_ms * 1.1
+    assert harness.scheduler.stats().num_draft_tokens > before + 100
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 9, 10])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from caudal.scheduler.background import BackgroundPolicy
 from caudal.scheduler.request import Request
 from caudal.scheduler.state import SchedulerState
 from caudal.scheduler.step_cost import StepCostModel
@@ -31,11 +32,18 @@ class Speculation:
     way: each token is sampled from its own row as if it had been computed alone.
     """
 
-    def __init__(self, state: SchedulerState, cost: StepCostModel, target_ms: float | None) -> None:
-        """`target_ms`: no step may be predicted to take longer because of guesses."""
+    def __init__(
+        self,
+        state: SchedulerState,
+        cost: StepCostModel,
+        background: BackgroundPolicy,
+        target_ms: float | None,
+    ) -> None:
+        """Guesses keep steps within `target_ms`, and those without others within `background`."""
         self._state = state
         self._cost = cost
-        self._target_ms = target_ms
+        self._background = background
+        self._target_ms = math.inf if target_ms is None else target_ms
 
     def extend(self, plan: StepPlan) -> None:
         """Give what is left of the step's budgets to the guesses of its decode rows.
@@ -61,11 +69,13 @@ class Speculation:
         token_ms = costs.step_ms / output.num_tokens + row_ms
         log_needed = math.log(max(1e-6, min(0.999, MARGIN * row_ms / max(token_ms, 1e-9))))
         num_left = min(plan.tokens_left, plan.logits_left)
-        if self._target_ms is not None:
-            step_ms = self._cost.predict(
-                num_rows, output.num_tokens - num_rows, output.num_context_tokens
-            )
-            num_left = min(num_left, int((self._target_ms - step_ms) / max(row_ms, 1e-6)))
+        limit_ms = self._target_ms
+        if not is_shared:
+            limit_ms = max(self._background.step_ms(r.service, None) for _, r in guessing)
+        if limit_ms < math.inf:
+            num_prefill = output.num_tokens - num_rows
+            step_ms = self._cost.predict(num_rows, num_prefill, output.num_context_tokens)
+            num_left = min(num_left, int((limit_ms - step_ms) / max(row_ms, 1e-6)))
         for index, request in guessing:
             if num_left <= 0:
                 return

@@ -65,7 +65,7 @@ class StepPlanner:
         )
         """Running requests at most: each must find a token and a logits row in every step."""
         self._background = BackgroundPolicy(config, cost, self._target_ms, self.max_running)
-        self.speculation = Speculation(state, cost, self._target_ms)
+        self.speculation = Speculation(state, cost, self._background, self._target_ms)
 
     def plan(self, step_id: int, now: float) -> StepPlan:
         """Choose the rows of a step, preempting and admitting as memory asks and allows."""
