@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from caudal import _native
+from caudal.ops.guessing import MAX_MATCH, MIN_MATCH, guess_rows
 from caudal.sampling_params import SamplingParams
 from caudal.step_io import ModelRunnerOutput, NewRequestData
 from caudal.worker.input_batch import InputBatch
-from caudal.worker.ngram_drafter import MAX_MATCH, MIN_MATCH, NgramDrafter
+from caudal.worker.ngram_drafter import NgramDrafter
 from caudal.worker.sampler import LogitsRow
 
 
@@ -30,7 +31,7 @@ def plain_guess(text: list[int], max_guesses: int) -> list[int]:
 def guess(text: list[int], max_guesses: int) -> list[int]:
     tokens = np.array([[9] * len(text), text], dtype=np.int32)
     rows, lengths = np.array([1], np.int32), np.array([len(text)], np.int32)
-    guesses = _native.guess_rows(tokens, rows, lengths, MIN_MATCH, MAX_MATCH, max_guesses)
+    guesses = guess_rows(tokens, rows, lengths, max_guesses)
     return [token for token in guesses[0].tolist() if token >= 0]
 
 

@@ -44,10 +44,11 @@ class RequestState:
         return self.num_known_tokens - self.num_prompt_tokens
 
 
-MAX_SHARED_QUERIES = 16
 SHARED_TOKENS = 256
 """Decoding rows whose first so many tokens lie in the same blocks attend to these together, if they
 are neighbours (csrc/cpu/attention_schedule.h)."""
+MAX_SHARED_QUERIES = 16
+"""Tokens that such a row computes at most: its own, and those guessed."""
 
 
 @dataclass(slots=True)

@@ -117,8 +117,7 @@ class ModelRunner:
         answer = self._draw(rows, range(len(rows)), logits)
         token_ids = answer.token_ids.tolist()
         self._draw_again(self._constrained.refuse(token_ids), rows, logits, token_ids)
-        refuted: RequestState | None = None
-        """Its further rows stand behind a guess that was wrong."""
+        refuted: RequestState | None = None  # its further rows stand behind a wrong guess
         for index, row in enumerate(rows):
             state, sampling = row.state, row.state.sampling
             if state is refuted:

@@ -6,15 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from caudal import _native
+from caudal.ops.guessing import guess_rows
 from caudal.step_io import ModelRunnerOutput
 from caudal.worker.input_batch import InputBatch
 from caudal.worker.sampler import LogitsRow
-
-MIN_MATCH = 2
-"""Tokens at the end of a text that must occur earlier in it."""
-MAX_MATCH = 16
-"""Longer occurrences are as good as these."""
 
 
 class NgramDrafter:
@@ -34,17 +29,16 @@ class NgramDrafter:
         states = [
             state
             for row in rows
-            if row.num_guessed == 0 and (state := row.state).request_id in sampled
+            if row.num_guessed == 0 and not row.is_prompt
+            if (state := row.state).request_id in sampled
             if state.constraint is None and state.token_counts is None
         ]
         if not states:
             return
-        guesses = _native.guess_rows(
+        guesses = guess_rows(
             self._batch.tokens,
             np.array([state.row for state in states], dtype=np.int32),
             np.array([state.num_known_tokens for state in states], dtype=np.int32),
-            MIN_MATCH,
-            MAX_MATCH,
             self._max_drafts,
         )
         result.draft_token_ids = {
