@@ -151,10 +151,7 @@ class Speculation:
         num_new = kv.blocks_for(len(request.token_ids) + count - request.num_slots)
         if kv.num_blocks_available < num_kept + num_new:
             return False
-        blocks = kv.allocate_slots(request.request_id, len(request.token_ids) + count)
-        if blocks is None:
-            return False
-        request.num_slots += len(blocks) * kv.block_size
+        blocks = self._state.grow(request, len(request.token_ids) + count)
         for row in plan.output.cached_requests:
             if row.request_id == request.request_id:
                 row.new_block_ids = [*row.new_block_ids, *blocks]

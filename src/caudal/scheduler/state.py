@@ -61,6 +61,13 @@ class SchedulerState:
             num_hit = min(num_hit, siblings.num_cached_tokens)
         request.num_cached_tokens = num_hit
 
+    def grow(self, request: Request, num_tokens: int) -> list[int]:
+        """Slots for `num_tokens` tokens; the caller knows that the blocks are available."""
+        blocks = self.kv.allocate_slots(request.request_id, num_tokens)
+        assert blocks is not None
+        request.num_slots += len(blocks) * self.kv.block_size
+        return blocks
+
     def release(self, request: Request) -> None:
         """Take a running request off the machine; its cached blocks stay reusable."""
         del self.running[request.request_id]

@@ -185,7 +185,7 @@ class StepPlanner:
             if num_known > request.num_slots:
                 if kv.num_blocks_available <= plan.num_blocks_reserved:
                     continue
-                blocks = self._grow(request, num_known)
+                blocks = self._state.grow(request, num_known)
             plan.add_decode(request, blocks)
 
     def _num_blocks_left(self, requests: Sequence[Request]) -> int:
@@ -201,7 +201,7 @@ class StepPlanner:
         decoding = split.decoding
         output = plan.output
         new_blocks = {
-            r.request_id: self._grow(r, len(r.token_ids))
+            r.request_id: self._state.grow(r, len(r.token_ids))
             for r in split.growing
             if not r.is_background
         }
@@ -245,7 +245,7 @@ class StepPlanner:
             room = request.num_slots + num_free * kv.block_size
             num_tokens = min(num_tokens, room - request.num_computed_tokens)
             if num_tokens > 0:
-                blocks = self._grow(request, request.num_computed_tokens + num_tokens)
+                blocks = self._state.grow(request, request.num_computed_tokens + num_tokens)
                 plan.num_blocks_promised -= len(blocks)
                 plan.output.cached_requests.append(
                     CachedRequestData(request.request_id, blocks, request.num_computed_tokens)
@@ -329,7 +329,7 @@ class StepPlanner:
         request = state.waiting.pop()
         kv.start(request.request_id, request.namespace, block_ids)
         request.num_slots = len(block_ids) * kv.block_size
-        self._grow(request, request.num_computed_tokens + num_tokens)
+        self._state.grow(request, request.num_computed_tokens + num_tokens)
         plan.num_blocks_promised += kv.blocks_for(len(request.token_ids) - request.num_slots)
         request.status = RequestStatus.RUNNING
         state.running[request.request_id] = request
@@ -354,13 +354,6 @@ class StepPlanner:
     def _add_prefill(self, plan: StepPlan, request: Request, num_tokens: int) -> None:
         cost_ms = self._cost.prefill_ms(num_tokens, request.num_computed_tokens)
         plan.add_prefill(request, num_tokens, cost_ms)
-
-    def _grow(self, request: Request, num_tokens: int) -> list[int]:
-        """Slots for `num_tokens` tokens; the caller knows that the blocks are available."""
-        blocks = self._state.kv.allocate_slots(request.request_id, num_tokens)
-        assert blocks is not None
-        request.num_slots += len(blocks) * self._state.kv.block_size
-        return blocks
 
     def _num_short_tokens(self, request: Request, behind: Sequence[Request]) -> int:
         """Prompt tokens behind `request` that belong to much shorter prompts, as important."""
