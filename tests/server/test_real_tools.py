@@ -192,14 +192,19 @@ async def test_auto_leaves_a_plain_answer_alone(server: RealServer) -> None:
 
 async def test_other_families_enforce_too(server: RealServer) -> None:
     url = f"http://127.0.0.1:{server.port}"
-    flat: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    greet = function("greet", who="string")["function"]
+    greet["parameters"]["properties"]["who"]["maxLength"] = 20
     response = await server.openai.responses.create(
-        model="tiny", input="greet Bob", tools=flat, tool_choice="required"
+        model="tiny",
+        input="greet Bob",
+        tools=[{"type": "function", **greet}],
+        tool_choice="required",
+        parallel_tool_calls=False,
     )
     check([(i.name, i.arguments) for i in response.output if i.type == "function_call"])
     assert {item.type for item in response.output} == {"function_call"}
     named: Any = {"type": "tool", "name": "greet"}
-    claude: Any = [{"name": t["name"], "input_schema": t["parameters"]} for t in flat]
+    claude: Any = [{"name": "greet", "input_schema": greet["parameters"]}]
     async with AsyncAnthropic(api_key="unused", base_url=url, max_retries=0) as client:
         message = await client.messages.create(
             model="tiny",
