@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <optional>
 
 #include "bindings.h"
 #include "plan.h"
@@ -77,16 +78,20 @@ void import_blocks(KVCache& cache, I32Vector ids, Array<uint8_t, 2> data) {
   }
 }
 
-NumpyArray<float> run(nb::handle_t<Plan> self, nb::handle arrays) {
+std::optional<NumpyArray<float>> run(nb::handle_t<Plan> self, nb::handle arrays,
+                                     std::optional<Array<uint32_t, 1>> signal, uint32_t expected) {
   Plan& plan = nb::cast<Plan&>(self);
   const Batch batch = batch_from(arrays);
+  require(!signal || signal->size() == 1, "signal: one value is needed");
+  bool is_complete = false;
   {
     const ReleaseGil release;
-    plan.run(batch);
+    is_complete = plan.run(batch, {data_or_null(signal), expected});
   }
+  if (!is_complete) return std::nullopt;
   const size_t shape[] = {static_cast<size_t>(batch.num_logits),
                           static_cast<size_t>(plan.logits_cols())};
-  return {const_cast<float*>(plan.logits()), 2, shape, self};
+  return NumpyArray<float>(const_cast<float*>(plan.logits()), 2, shape, self);
 }
 
 std::map<std::string, double> op_times(const Plan& plan) {
@@ -173,7 +178,8 @@ void bind_plan(nb::module_& m) {
       .def("add_silu_mul", &Plan::add_silu_mul, "gate_up"_a, "out"_a)
       .def("add_select", &Plan::add_select, "x"_a, "out"_a)
       .def("finish", &Plan::finish, "logits"_a)
-      .def("run", run, "batch"_a)
+      .def("run", run, "batch"_a, "signal"_a.none().noconvert() = nb::none(),
+           "expected"_a = 0)
       .def("op_times", op_times);
 }
 

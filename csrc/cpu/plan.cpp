@@ -335,9 +335,11 @@ void Plan::set_num_rows() {
   }
 }
 
-void Plan::run(const Batch& batch) {
+bool Plan::run(const Batch& batch, Interrupt interrupt) {
   check_batch(batch);
   batch_ = batch;
+  interrupt_ = interrupt;
+  end_.store(ops_.size(), std::memory_order_relaxed);
   set_num_rows();
   join_gates();
   schedule_ = make_attention_schedule(batch_, shape_.num_heads, cache_->shape().num_kv_heads,
@@ -351,6 +353,12 @@ void Plan::run(const Batch& batch) {
   for (size_t kind = 0; kind < op_ticks_.size(); ++kind) {
     op_seconds_[kind] += static_cast<double>(op_ticks_[kind]) / ticks * seconds;
   }
+  return end_.load(std::memory_order_relaxed) == ops_.size();
+}
+
+bool Plan::is_due() const {
+  if (interrupt_.signal == nullptr) return false;
+  return __atomic_load_n(interrupt_.signal, __ATOMIC_RELAXED) != interrupt_.expected;
 }
 
 void Plan::run_ops(void* plan, Worker& worker) {
@@ -363,11 +371,15 @@ void Plan::run_ops(void* plan, Worker& worker) {
     self.op_ticks_[static_cast<size_t>(previous->kind)] += now - start;
     start = now;
   };
-  for (const Op& op : self.ops_) {
+  for (size_t i = 0; i < self.ops_.size(); ++i) {
+    const Op& op = self.ops_[i];
     if (op.is_logits && self.batch_.num_logits == 0) continue;
     if (previous != nullptr) {
+      if (worker.index == 0 && self.is_due()) self.end_.store(i, std::memory_order_relaxed);
       barrier(worker);
       count_ticks();
+      // An end further on is that of a faster worker 0, already at the next barrier.
+      if (self.end_.load(std::memory_order_relaxed) <= i) return;
     }
     previous = &op;
     self.run_op(op, worker);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <memory>
 #include <variant>
 #include <vector>
@@ -40,6 +41,12 @@ struct RmsNorm {
 
 enum class OpKind : int { kEmbed, kRmsNorm, kLinear, kRope, kAttention, kSiluMul, kSelect, kCount };
 
+// What ends a run early: `*signal`, which another process may write, differs from `expected`.
+struct Interrupt {
+  const uint32_t* signal = nullptr;  // null: nothing does
+  uint32_t expected = 0;
+};
+
 struct SelectArgs {
   const Batch* batch;
   const float* x;
@@ -70,9 +77,11 @@ class Plan {
   void add_select(int x, int out);
   void finish(int logits);
 
-  // Run one step. Throws std::invalid_argument if the batch does not fit the plan, contradicts
-  // itself or refers to tokens, positions, slots or blocks that do not exist.
-  void run(const Batch& batch);
+  // Run one step. False if `interrupt` ended it between two ops: there are no logits then, and
+  // the step's slots of the KV cache hold anything. Throws std::invalid_argument if the batch does
+  // not fit the plan, contradicts itself or refers to tokens, positions, slots or blocks that do not
+  // exist.
+  bool run(const Batch& batch, Interrupt interrupt);
 
   const float* logits() const { return logits_; }
   int64_t logits_cols() const { return logits_cols_; }
@@ -108,6 +117,7 @@ class Plan {
   void set_num_rows();
   static void run_ops(void* plan, Worker& worker);
   void run_op(const Op& op, Worker& worker);
+  bool is_due() const;
 
   std::shared_ptr<Runtime> runtime_;
   std::shared_ptr<KVCache> cache_;
@@ -126,6 +136,10 @@ class Plan {
   Batch batch_{};
   AttentionBuffers attention_buffers_;
   AttentionSchedule schedule_{};
+  Interrupt interrupt_;
+  // Ops from this one on are left out. Set by worker 0 before the barrier in front of that op, so
+  // all workers leave at the same one.
+  std::atomic<size_t> end_{0};
   std::array<uint64_t, static_cast<size_t>(OpKind::kCount)> op_ticks_{};
   std::array<double, static_cast<size_t>(OpKind::kCount)> op_seconds_{};
 };

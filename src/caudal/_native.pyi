@@ -16,6 +16,7 @@ from caudal.ops.interface import BatchArrays, SamplingArrays
 _F32 = NDArray[np.float32]
 _I32 = NDArray[np.int32]
 _U8 = NDArray[np.uint8]
+_U32 = NDArray[np.uint32]
 _Sampled = tuple[_I32, _F32, _I32, _I32, _F32]
 """The fields of SamplingResult in order."""
 
@@ -162,8 +163,11 @@ class Plan:
     def add_select(self, x: int, out: int) -> None: ...
     def finish(self, logits: int) -> None:
         """No op follows; `logits` is what run returns."""
-    def run(self, batch: BatchArrays) -> _F32:
-        """Run one step -> logits [num_logits, vocab], a view valid until the next run."""
+    def run(self, batch: BatchArrays, signal: _U32 | None = None, expected: int = 0) -> _F32 | None:
+        """Run one step -> logits [num_logits, vocab], a view valid until the next run.
+
+        None if `signal` [1] was not `expected` at some moment before the last op.
+        """
     def op_times(self) -> dict[str, float]:
         """Seconds that the first thread spent in each kind of op since the plan was made."""
 

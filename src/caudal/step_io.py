@@ -8,7 +8,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from caudal.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """What ends a step early: the signal, which another process may write, is not as expected."""
+
+    signal: NDArray[np.uint32]
+    """[1]"""
+    expected: int
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the step shall end now."""
+        return int(self.signal[0]) != self.expected
+
+
+class StepInterruptedError(Exception):
+    """A forward pass ended early; it may be run again, to the same result."""
 
 
 @dataclass(slots=True)
@@ -60,6 +81,8 @@ class SchedulerOutput:
     num_context_tokens: int = 0
     """Sum over scheduled tokens of the KV positions each attends to."""
     predicted_ms: float = 0.0
+    is_interruptible: bool = False
+    """Nobody waits for its rows: it may end early, without a result, for somebody who comes."""
 
 
 @dataclass(slots=True)
@@ -91,6 +114,8 @@ class ModelRunnerOutput:
     """Hidden states [hidden_size], float32 little-endian, of complete rows that pool."""
     errors: dict[str, str] = field(default_factory=dict)
     """Rows that failed; they fail alone."""
+    is_interrupted: bool = False
+    """The step ended early: rows have what was new of them, and nothing was computed."""
     prepare_ms: float = 0.0
     forward_ms: float = 0.0
     sample_ms: float = 0.0

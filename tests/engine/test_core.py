@@ -14,7 +14,7 @@ from caudal.ops import create_backend
 from caudal.ops.interface import AttentionSpec, BatchArrays, KVCacheSpec, PlanSpec
 from caudal.sampling_params import SamplingParams
 from caudal.scheduler.output import FinishReason
-from caudal.step_io import ModelRunnerOutput, SchedulerOutput
+from caudal.step_io import Interrupt, ModelRunnerOutput, SchedulerOutput
 from caudal.weights.ggml_types import GGMLType
 from caudal.weights.gguf import GGUFFile
 from caudal.weights.loader import WeightLoader
@@ -126,7 +126,7 @@ def test_step_that_fails_as_a_whole_ends_its_requests_only(
     execute = engine.executor.execute
     remaining = [True]
 
-    def fail_once(output: SchedulerOutput) -> ModelRunnerOutput:
+    def fail_once(output: SchedulerOutput, interrupt: Interrupt | None) -> ModelRunnerOutput:
         if output.num_scheduled_tokens and remaining and remaining.pop():
             raise RuntimeError("secret detail")
         return execute(output)

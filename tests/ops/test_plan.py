@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import random
+import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +18,7 @@ from caudal.ops import create_backend
 from caudal.ops.cpu import CpuBackend, CpuPlan
 from caudal.ops.interface import Ops, RopeSpec, Tensor
 from caudal.ops.reference import ReferenceBackend
+from caudal.step_io import Interrupt, StepInterruptedError
 from caudal.weights.dequant import dequantize
 from caudal.weights.ggml_types import GGMLType
 from tests.ops.tiny_forward import (
@@ -121,6 +125,51 @@ def test_logits_are_bit_equal_on_every_isa_and_thread_count(
     for num_threads in (1, 2, 3):
         plan, _ = compile_plan(Model(cpu(num_threads, isa, activations)), dtype=dtype)
         np.testing.assert_array_equal(run(plan, *TWO), expected)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("isa", ISAS)
+def test_interrupted_pass_can_be_run_again(isa: str, num_threads: int) -> None:
+    plan, _ = compile_plan(Model(cpu(num_threads, isa)))
+    expected = run(plan, *TWO)
+    signal = np.zeros(1, np.uint32)
+    np.testing.assert_array_equal(plan.run(make_batch(*TWO), Interrupt(signal, 0)), expected)
+    with pytest.raises(StepInterruptedError):
+        plan.run(make_batch(*TWO), Interrupt(signal, 1))
+    rng, num_interrupted, is_over = random.Random(num_threads), 0, threading.Event()
+
+    def flip() -> None:
+        while not is_over.is_set():
+            signal[0] ^= 1
+            time.sleep(rng.uniform(0, 3e-4))
+
+    flipper = threading.Thread(target=flip)
+    flipper.start()
+    for _ in range(300):
+        try:
+            logits = plan.run(make_batch(*TWO), Interrupt(signal, 0))
+        except StepInterruptedError:
+            num_interrupted += 1
+        else:
+            np.testing.assert_array_equal(logits, expected)
+    is_over.set()
+    flipper.join()
+    assert num_interrupted > 0
+    np.testing.assert_array_equal(run(plan, *TWO), expected)
+
+
+def test_oracle_is_interrupted_before_its_pass() -> None:
+    plan, _ = compile_plan(Model(ReferenceBackend(dequantize)))
+    with pytest.raises(StepInterruptedError):
+        plan.run(make_batch(*TWO), Interrupt(np.ones(1, np.uint32), 0))
+
+
+def test_signal_of_another_shape_or_type_is_refused() -> None:
+    plan, _ = compile_plan(Model(cpu()))
+    with pytest.raises(ValueError, match="signal"):
+        plan.run(make_batch(*TWO), Interrupt(np.zeros(2, np.uint32), 0))
+    with pytest.raises(TypeError):
+        plan.run(make_batch(*TWO), Interrupt(np.zeros(1, np.int64), 0))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("isa", ISAS)

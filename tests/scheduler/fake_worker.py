@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from caudal.sampling_params import SamplingParams
@@ -110,6 +111,8 @@ class FakeWorker:
         self.num_computed_in_all = 0
         self.draft_accuracy = 0.0
         """Share of guessed tokens that are right; 0: nothing is guessed."""
+        self.interrupts: Callable[[], bool] = lambda: False
+        """Whether the next step that may be interrupted is."""
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         for request_id in output.finished_request_ids:
@@ -126,6 +129,12 @@ class FakeWorker:
         for request_id, num_tokens in output.num_scheduled_tokens.items():
             drafts = output.draft_token_ids.get(request_id, [])
             self._write(request_id, num_tokens, drafts, owners)
+        if output.is_interruptible and self.interrupts():
+            for request_id, num_tokens in output.num_scheduled_tokens.items():
+                start = self.rows[request_id].num_computed_tokens
+                for position in range(start, start + num_tokens):
+                    self.slots[self._slot(self.rows[request_id], position)] = None
+            return ModelRunnerOutput(is_interrupted=True)
         result = ModelRunnerOutput()
         for request_id, num_tokens in output.num_scheduled_tokens.items():
             drafts = output.draft_token_ids.get(request_id, [])
@@ -191,9 +200,12 @@ class FakeWorker:
         for position in range(start, start + num_tokens):
             block_id = row.block_ids[position // self.block_size]
             assert owners[block_id] == 1, "a shared block is written"
-            slot = block_id * self.block_size + position % self.block_size
-            self.slots[slot] = tags[position]
+            self.slots[self._slot(row, position)] = tags[position]
         self.num_computed_in_all += num_tokens
+
+    def _slot(self, row: Row, position: int) -> int:
+        block_id = row.block_ids[position // self.block_size]
+        return block_id * self.block_size + position % self.block_size
 
     def _check_context(self, row: Row, num_tokens: int, what: str) -> None:
         size = self.block_size

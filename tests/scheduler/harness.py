@@ -106,6 +106,7 @@ class Harness:
         **config: Any,
     ) -> None:
         draft_accuracy = config.pop("draft_accuracy", 0.0)
+        can_interrupt = config.pop("can_interrupt", False)
         config.setdefault("max_num_seqs", 16)
         config.setdefault("max_num_batched_tokens", 256)
         self.config = SchedulerConfig(**config)
@@ -118,6 +119,7 @@ class Harness:
             eog_token_ids=EOG,
             max_num_logits=max_num_logits,
             vocab_size=VOCAB_SIZE,
+            can_interrupt=can_interrupt,
         )
         limits = WorkerLimits(
             self.config.max_num_batched_tokens,

@@ -231,6 +231,69 @@ def test_limits_of_steps_follow_the_targets() -> None:
     assert BackgroundPolicy(SchedulerConfig(), StepCostModel(), None, 1).max_running == 1
 
 
+def test_steps_that_can_be_interrupted_grow_and_shrink_when_they_are() -> None:
+    limits = policy(500.0, 50.0)
+    limits.can_interrupt = True
+    assert limits.is_interruptible
+    assert limits.step_ms(IDLE, None) == 15.0
+    for _ in range(50):
+        limits.note_step(was_interrupted=False)
+    assert limits.step_ms(IDLE, None) == 50.0
+    for expected in (25.0, 15.0, 15.0):
+        assert limits.is_interruptible
+        limits.note_step(was_interrupted=True)
+        assert limits.step_ms(IDLE, None) == expected
+    assert not limits.is_interruptible  # one step must come to its end
+    limits.note_step(was_interrupted=False)
+    assert limits.is_interruptible
+
+
+@pytest.mark.parametrize("ttft_ms", [500.0, None])
+def test_nothing_is_interrupted_unless_somebody_tends_it(ttft_ms: float | None) -> None:
+    limits = policy(ttft_ms, 50.0)
+    limits.can_interrupt = ttft_ms is None
+    before = limits.step_ms(IDLE, None)
+    for _ in range(50):
+        limits.note_step(was_interrupted=False)
+    assert not limits.is_interruptible
+    assert limits.step_ms(IDLE, None) == before
+
+
+def test_only_steps_that_nobody_waits_for_can_be_interrupted() -> None:
+    harness = Harness(can_interrupt=True)
+    harness.add(person("i", max_tokens=12), background("b0", max_tokens=30), background("b1"))
+    while harness.scheduler.has_work:
+        output = harness.step()
+        assert output.is_interruptible == (scheduled(output, "i") == [] and output.num_tokens > 0)
+    harness.check_all_complete()
+
+
+def test_newcomer_is_in_the_step_after_an_interruption() -> None:
+    harness = Harness(can_interrupt=True)
+    fill_with_background(harness, 6)
+    harness.worker.interrupts = lambda: True
+    before = harness.scheduler.stats().num_output_tokens
+    harness.step()
+    stats = harness.scheduler.stats()
+    assert (stats.num_interrupted_steps, stats.num_output_tokens) == (1, before)
+    harness.add(person("i", 20))
+    assert scheduled(harness.step(), "i") == ["i"]
+    harness.run()  # though each step is interrupted that may be
+    harness.check_all_complete()
+    harness.check_idle()
+
+
+def test_interrupted_steps_do_not_teach_what_steps_take() -> None:
+    harness = Harness(can_interrupt=True, step_ms=10.0)
+    fill_with_background(harness, 6)
+    before = harness.scheduler.cost.costs
+    harness.worker.interrupts = lambda: True
+    harness.step_ms = lambda _: 0.1
+    for _ in range(3):
+        harness.step()
+    assert harness.scheduler.cost.costs == before
+
+
 @dataclass
 class Traffic:
     """People who come at random, and a batch that always has more to do."""

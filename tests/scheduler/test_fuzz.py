@@ -165,6 +165,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     "background, static": {"num_blocks": 20, "batching": Batching.STATIC, "services": MIXED},
     "background, serial": {"num_blocks": 20, "batching": Batching.SERIAL, "services": MIXED},
     "background only": {"num_blocks": 16, "services": [ServiceClass.URGENT, ServiceClass.IDLE]},
+    "interrupted": {"num_blocks": 40, "services": MIXED, "interrupted_share": 0.3},
+    "interrupted, tiny pool": {"num_blocks": 12, "services": MIXED, "interrupted_share": 0.3},
+    "interrupted, always": {"num_blocks": 30, "services": MIXED, "interrupted_share": 1.0},
+    "interrupted, guesses": {
+        "num_blocks": 30,
+        "draft_accuracy": 0.8,
+        "services": [ServiceClass.IDLE],
+        "interrupted_share": 0.4,
+    },
     "no reserve, static": {"num_blocks": 12, "has_reserve": False, "batching": Batching.STATIC},
 }
 
@@ -185,11 +194,14 @@ def run_workload(shape: dict[str, Any], seed: int) -> Harness:
     rng = random.Random(seed)
     noise = random.Random(seed + 1)
     services = shape.pop("services", [ServiceClass.INTERACTIVE])
+    interrupted_share = shape.pop("interrupted_share", None)
     harness = Harness(
         max_model_len=150,
         step_ms=lambda output: (2 + 0.05 * output.num_tokens) * noise.uniform(0.9, 1.2),
+        can_interrupt=interrupted_share is not None,
         **({"max_num_seqs": 8, "max_num_batched_tokens": 64} | shape),
     )
+    harness.worker.interrupts = lambda: rng.random() < (interrupted_share or 0.0)
     workload = Workload(rng, num_groups=40, max_prompt=100, services=services)
     num_steps_bound = 0
     while workload.num_made < workload.num_groups or harness.scheduler.has_work:
@@ -235,6 +247,8 @@ def test_fuzz_reaches_the_hard_cases() -> None:
     assert sum(s.num_preemptions for s in stats) > 0
     num_right = sum(s.num_accepted_tokens for s in stats)
     assert 50 < num_right < sum(s.num_draft_tokens for s in stats)
+    stats = [run_fuzz(SHAPES["interrupted, tiny pool"], seed).scheduler.stats() for seed in (0, 1)]
+    assert sum(s.num_interrupted_steps for s in stats) > 20
 
 
 def test_same_inputs_give_the_same_steps() -> None:

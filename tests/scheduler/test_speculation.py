@@ -94,7 +94,7 @@ def test_background_guesses_keep_steps_short_for_newcomers() -> None:
         )
     for _ in range(60):
         harness.step()
-    limit_ms = harness.scheduler._planner._background.step_ms(ServiceClass.IDLE, None)
+    limit_ms = harness.scheduler._planner.background.step_ms(ServiceClass.IDLE, None)
     before = harness.scheduler.stats().num_draft_tokens
     lengths = [step_ms(harness.step()) for _ in range(40)]
     assert max(lengths) <= limit_ms * 1.1

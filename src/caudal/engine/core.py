@@ -19,7 +19,7 @@ from caudal.scheduler.admission import RefusedRequest
 from caudal.scheduler.output import RequestOutput
 from caudal.scheduler.request import Request, RequestStatus
 from caudal.scheduler.scheduler import Scheduler
-from caudal.step_io import ModelRunnerOutput, SchedulerOutput
+from caudal.step_io import Interrupt, ModelRunnerOutput, SchedulerOutput
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +36,14 @@ class EngineCore:
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
         base_seed: int | None = None,
+        *,
+        can_interrupt: bool = False,
     ) -> None:
-        """`base_seed` makes requests without a seed repeatable; None draws one."""
+        """`base_seed` makes requests without a seed repeatable; None draws one.
+
+        `can_interrupt`: `step` gets an interrupt that somebody tends, so that steps of offline work
+        may take longer.
+        """
         info = executor.info
         self._executor = executor
         self._clock = clock
@@ -50,6 +56,7 @@ class EngineCore:
             max_num_logits=info.max_num_logits,
             vocab_size=info.model.vocab_size,
             base_seed=secrets.randbits(63) if base_seed is None else base_seed,
+            can_interrupt=can_interrupt,
         )
         self._step_ms = dict.fromkeys(
             ("schedule", "prepare", "forward", "sample", "update", "publish"), 0.0
@@ -57,6 +64,8 @@ class EngineCore:
         self._kernel_cpu_ms = 0.0
         self._num_steps = 0
         self._num_failed_in_a_row = 0
+        self.was_interrupted = False
+        """Whether the latest step ended early."""
 
     @property
     def has_work(self) -> bool:
@@ -128,15 +137,19 @@ class EngineCore:
         """Tests only: see DebugFault."""
         self._executor.inject_fault(request_id, after_output_tokens)
 
-    def step(self) -> list[RequestOutput]:
-        """One step: schedule, execute, update. Returns what changed for any request."""
+    def step(self, interrupt: Interrupt | None = None) -> list[RequestOutput]:
+        """One step: schedule, execute, update. Returns what changed for any request.
+
+        `interrupt` ends it early, without a result, if it is of offline work alone.
+        """
         started = time.perf_counter()
         scheduled = self._scheduler.schedule(self._clock())
         planned = time.perf_counter()
-        result = self._execute(scheduled)
+        result = self._execute(scheduled, interrupt)
         executed = time.perf_counter()
         step_ms = (executed - started) * 1e3
         outputs = self._scheduler.update_from_output(scheduled, result, self._clock(), step_ms)
+        self.was_interrupted = result.is_interrupted
         parts = self._step_ms
         parts["schedule"] += (planned - started) * 1e3
         parts["prepare"] += result.prepare_ms
@@ -184,10 +197,12 @@ class EngineCore:
         """Raise AssertionError unless the KV bookkeeping agrees with itself."""
         self._scheduler.check_integrity()
 
-    def _execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput:
+    def _execute(
+        self, scheduled: SchedulerOutput, interrupt: Interrupt | None
+    ) -> ModelRunnerOutput:
         """Run the step. If it fails as a whole its requests fail, and the engine lives on."""
         try:
-            result = self._executor.execute(scheduled)
+            result = self._executor.execute(scheduled, interrupt)
         except Exception:
             self._num_failed_in_a_row += 1
             if self._num_failed_in_a_row >= MAX_FAILED_STEPS:

@@ -117,6 +117,8 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     prefix_hits_tokens: int = 0
     num_rejected: dict[str, int] = {}
     num_cancelled: int = 0
+    num_interrupted_steps: int = 0
+    """Steps of offline work that ended early for a newcomer."""
     num_finished: dict[str, int] = {}
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0

@@ -9,11 +9,14 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 import zmq
 
 from caudal.config import EngineConfig
+from caudal.engine.arrivals import Arrivals
 from caudal.engine.core import EngineCore
 from caudal.engine.messages import (
     AbortRequests,
@@ -36,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_CHECK_AFTER_MS = 1000
 """Idle time after which the KV bookkeeping is checked, once per idle period."""
+ANNOUNCED_TIMEOUT_S = 0.02
+"""A request that has not come so long after it was announced is not waited for."""
 STATS_INTERVAL_S = 0.1
 """Gauges travel with a step's outputs at most this often, and when work ends."""
 
@@ -43,7 +48,7 @@ STATS_INTERVAL_S = 0.1
 class EngineProcess:
     """Owns the sockets of the engine's side and runs the core until told to stop."""
 
-    def __init__(self, request_endpoint: str, output_endpoint: str) -> None:
+    def __init__(self, request_endpoint: str, output_endpoint: str, arrivals: Arrivals) -> None:
         self._context = zmq.Context()
         self._requests: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
         self._outputs: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
@@ -54,7 +59,10 @@ class EngineProcess:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
         self._groups: dict[str, list[EngineRequest]] = {}
+        self._arrivals = arrivals
         self._preparations = Preparations()
+        self._announced: list[Future[Any]] = []
+        """Grammars that interrupt steps of offline work when they are done."""
         self._result = StepResult()
         self._stats_due = 0.0
         self._is_stopping = False
@@ -68,7 +76,7 @@ class EngineProcess:
         """Load, serve until Shutdown, and return the exit code."""
         try:
             executor = UniProcExecutor(config)
-            core = EngineCore(config, executor)
+            core = EngineCore(config, executor, can_interrupt=True)
             self._send(core.describe(config.model_path.name))
             # Everything made so far stays: keep the collector from walking it between steps.
             gc.freeze()
@@ -95,7 +103,7 @@ class EngineProcess:
                 return
             if core.has_work:
                 is_checked = False
-                self._result.outputs.extend(core.step())
+                self._result.outputs.extend(core.step(self._arrivals.interrupt()))
             elif not self._result.accepted and not self._result.refusals and not is_checked:
                 core.check_integrity()
                 is_checked = True
@@ -107,12 +115,39 @@ class EngineProcess:
             wait_ms = min(wait_ms, POLL_MS)
         if wait_ms and not self._requests.poll(wait_ms) and not self._preparations:
             return
+        self._handle_messages(core)
+        if core.was_interrupted:
+            self._await_announced(core)
+        if self._preparations:
+            groups, refusals = self._preparations.take()
+            self._result.refusals.extend(refusals)
+            for group in groups:
+                self._admit(core, group)
+        if self._result.accepted or self._result.refusals or self._result.progress is not None:
+            self._publish(core)  # admission is answered before the step, not after it
+
+    def _await_announced(self, core: EngineCore) -> None:
+        """A step made way for requests: they come in a moment, unless something got lost."""
+        deadline = time.monotonic() + ANNOUNCED_TIMEOUT_S
+        while self._arrivals.num_pending:
+            if time.monotonic() > deadline:
+                self._arrivals.forget_pending()
+                return
+            self._requests.poll(POLL_MS)
+            self._handle_messages(core)
+
+    def _handle_messages(self, core: EngineCore) -> None:
+        for future in [future for future in self._announced if future.done()]:
+            self._announced.remove(future)
+            self._arrivals.take()
         while True:
             try:
                 message = self._decoder.decode(self._requests.recv(flags=zmq.NOBLOCK))
             except zmq.Again:
-                break
+                return
             if isinstance(message, EngineRequest):
+                if not message.service.is_background:
+                    self._arrivals.take()
                 self._add(core, message)
             elif isinstance(message, AbortRequests):
                 self._abort(core, message)
@@ -122,13 +157,6 @@ class EngineProcess:
                 core.inject_fault(message.request_id, message.after_output_tokens)
             elif isinstance(message, Shutdown):
                 self._is_stopping = True
-        if self._preparations:
-            groups, refusals = self._preparations.take()
-            self._result.refusals.extend(refusals)
-            for group in groups:
-                self._admit(core, group)
-        if self._result.accepted or self._result.refusals or self._result.progress is not None:
-            self._publish(core)  # admission is answered before the step, not after it
 
     def _add(self, core: EngineCore, request: EngineRequest) -> None:
         """Admit a request once all its siblings are here."""
@@ -142,6 +170,10 @@ class EngineProcess:
         futures = core.prepare(group)
         if futures:
             self._preparations.add(group, futures)
+            if not request.service.is_background:
+                self._announced += futures
+                for future in futures:
+                    future.add_done_callback(lambda _: self._arrivals.announce())
         else:
             self._admit(core, group)
 
@@ -201,4 +233,6 @@ def main() -> int:
         return 0
     launch = decode_launch(data)
     logging.basicConfig(level=launch.log_level, format="%(levelname)s %(name)s: %(message)s")
-    return EngineProcess(launch.request_endpoint, launch.output_endpoint).run(launch.engine)
+    arrivals = Arrivals(launch.arrivals_path)
+    process = EngineProcess(launch.request_endpoint, launch.output_endpoint, arrivals)
+    return process.run(launch.engine)

@@ -24,6 +24,8 @@ class LaunchConfig:
     """ZMQ address from which the engine pulls ToEngine messages."""
     output_endpoint: str
     """ZMQ address to which it pushes FromEngine messages."""
+    arrivals_path: Path
+    """File of the counter of requests under way (Arrivals)."""
     log_level: int = logging.INFO
     """Least severe messages that the engine prints on its standard error."""
 

@@ -10,12 +10,14 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
 
 from caudal.config import EngineConfig
+from caudal.engine.arrivals import Arrivals
 from caudal.engine.child import EngineChild
 from caudal.engine.messages import (
     AbortRequests,
@@ -107,6 +109,7 @@ class ZmqEngineClient:
         self._process: EngineChild | None = None
         self._sockets: tuple[zmq.Socket[bytes], zmq.Socket[bytes]] | None = None
         self._directory: str | None = None
+        self._arrivals: Arrivals | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[EngineReady] | None = None
         self._info: EngineReady | None = None
@@ -157,6 +160,8 @@ class ZmqEngineClient:
         self._failure = None
         self._ready = loop.create_future()
         self._directory = tempfile.mkdtemp(prefix="caudal-")
+        arrivals_path = Path(self._directory) / "arrivals"
+        self._arrivals = Arrivals.create(arrivals_path)
         endpoints = [f"ipc://{self._directory}/{name}" for name in ("to", "from")]
         context = self._context = zmq.Context()
         sender: zmq.Socket[bytes] = context.socket(zmq.PUSH)
@@ -167,7 +172,7 @@ class ZmqEngineClient:
             socket.bind(endpoint)
         self._sockets = sender, receiver
         log_level = logging.getLogger("caudal").getEffectiveLevel()
-        launch = LaunchConfig(self._config, endpoints[0], endpoints[1], log_level)
+        launch = LaunchConfig(self._config, endpoints[0], endpoints[1], arrivals_path, log_level)
         process, self._child = self._child or EngineChild(), None
         process.configure(encode_launch(launch))
         self._process = process
@@ -185,6 +190,8 @@ class ZmqEngineClient:
         if self._info is None:
             raise UnavailableError("the engine is not ready", code="engine_not_ready")
         stream = OutputStream(self, request.request_id)
+        if self._arrivals is not None and not request.service.is_background:
+            self._arrivals.announce()
         if not self._try_send(request):
             raise EngineDeadError("the engine is gone")
         self._streams[request.request_id] = stream
@@ -339,7 +346,7 @@ class ZmqEngineClient:
             self._context = None
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
+            self._directory = self._arrivals = None
 
 
 def _descriptor(socket: zmq.Socket[bytes]) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from caudal.config import ModelConfig
 from caudal.executor.memory_plan import MemoryPlan
 from caudal.sampling_params import StructuredOutputsParams
-from caudal.step_io import ModelRunnerOutput, SchedulerOutput
+from caudal.step_io import Interrupt, ModelRunnerOutput, SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,10 @@ class Executor(Protocol):
     def prepare(self, params: StructuredOutputsParams) -> Future[Any]:
         """Compile a grammar without waiting; the future raises InvalidRequestError."""
 
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute one step; blocking."""
+    def execute(
+        self, output: SchedulerOutput, interrupt: Interrupt | None = None
+    ) -> ModelRunnerOutput:
+        """Compute one step; blocking. `interrupt` may end it early if it is interruptible."""
 
     def inject_fault(self, request_id: str, after_output_tokens: int) -> None:
         """Tests only: make the row of `request_id` raise after so many output tokens."""

@@ -32,7 +32,7 @@ from caudal.ops.interface import (
     PlanSpec,
 )
 from caudal.sampling_params import SamplingParams, StructuredOutputsParams
-from caudal.step_io import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from caudal.step_io import Interrupt, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from caudal.structured_output.constraint import ConstraintFactory
 from caudal.structured_output.vocabulary import GrammarVocabulary
 from caudal.weights.gguf import GGUFFile
@@ -112,9 +112,11 @@ class UniProcExecutor:
         """Compile a grammar in a thread."""
         return self._constrained.factory.prepare(params)
 
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+    def execute(
+        self, output: SchedulerOutput, interrupt: Interrupt | None = None
+    ) -> ModelRunnerOutput:
         """Compute one step in this process."""
-        return self._runner.execute(output)
+        return self._runner.execute(output, interrupt)
 
     def run_plan(self, batch: BatchArrays) -> NDArray[np.float32]:
         """The bare forward pass, without rows or sampling -> logits [num_logits, vocab]."""

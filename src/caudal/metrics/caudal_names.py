@@ -89,6 +89,11 @@ _ENGINE = (
         "engine.num_accepted_tokens",
     ),
     _NAMES.counter("engine_steps", "Steps run.", "engine.num_steps"),
+    _NAMES.counter(
+        "engine_steps_interrupted",
+        "Steps of batches that ended early for others.",
+        "engine.num_interrupted_steps",
+    ),
     _NAMES.counter("engine_aborts", "Requests freed before their end.", "engine.num_cancelled"),
     _NAMES.gauge("num_requests_running", "Requests in the batch.", "engine.num_running"),
     _NAMES.gauge("num_requests_waiting", "Requests queued.", "engine.num_waiting"),

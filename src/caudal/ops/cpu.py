@@ -24,6 +24,7 @@ from caudal.ops.interface import (
     SamplingResult,
 )
 from caudal.ops.raw import add_rows, as_float32
+from caudal.step_io import Interrupt, StepInterruptedError
 
 logger = logging.getLogger(__name__)
 
@@ -43,14 +44,21 @@ class CpuPlan:
     def __init__(self, native: _native.Plan) -> None:
         self._native = native
 
-    def run(self, batch: BatchArrays) -> NDArray[np.float32]:
+    def run(self, batch: BatchArrays, interrupt: Interrupt | None = None) -> NDArray[np.float32]:
         """Run one step -> logits [num_logits, vocab], a view valid until the next run.
 
         Releases the GIL. Not thread-safe. Raises ValueError if the batch exceeds the plan's
         capacity, contradicts itself or names tokens, slots or blocks that do not exist; TypeError
-        if an array is not int32 or not contiguous.
+        if an array is not int32 or not contiguous; StepInterruptedError, at most an operation
+        after `interrupt` became due.
         """
-        return self._native.run(batch)
+        if interrupt is None:
+            logits = self._native.run(batch)
+        else:
+            logits = self._native.run(batch, interrupt.signal, interrupt.expected)
+        if logits is None:
+            raise StepInterruptedError
+        return logits
 
     def op_times(self) -> dict[str, float]:
         """Seconds spent in each kind of op since the plan was made."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caudal.config import KVCacheDType
+from caudal.step_io import Interrupt
 
 Tensor: TypeAlias = Any
 """A backend's activation handle: float32 [num_tokens, features]; opaque above `ops`."""
@@ -185,10 +186,11 @@ class Ops(Protocol):
 class Plan(Protocol):
     """A compiled forward pass with its activation memory."""
 
-    def run(self, batch: BatchArrays) -> NDArray[np.float32]:
+    def run(self, batch: BatchArrays, interrupt: Interrupt | None = None) -> NDArray[np.float32]:
         """Run one step -> logits [num_logits, vocab], a view valid until the next run.
 
-        Not thread-safe. Raises ValueError if the batch exceeds the plan's capacity.
+        Not thread-safe. Raises ValueError if the batch exceeds the plan's capacity, and
+        StepInterruptedError if `interrupt` ended it; the step's KV slots then hold anything.
         """
 
 

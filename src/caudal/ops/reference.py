@@ -21,6 +21,7 @@ from caudal.ops.interface import (
 )
 from caudal.ops.raw import add_rows, as_float32
 from caudal.ops.reference_cache import ReferenceKVCache, round_to_bf16
+from caudal.step_io import Interrupt, StepInterruptedError
 
 F32 = NDArray[np.float32]
 
@@ -134,8 +135,10 @@ class ReferencePlan:
     kv_cache: ReferenceKVCache
     quantizes_activations: bool
 
-    def run(self, batch: BatchArrays) -> F32:
-        """Run one step -> logits [num_logits, vocab]."""
+    def run(self, batch: BatchArrays, interrupt: Interrupt | None = None) -> F32:
+        """Run one step -> logits [num_logits, vocab]; `interrupt` may only end it before it."""
+        if interrupt is not None and interrupt.is_due:
+            raise StepInterruptedError
         return self.forward(
             ReferenceOps(self.spec, self.kv_cache, batch, self.quantizes_activations)
         )

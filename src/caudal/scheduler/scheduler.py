@@ -37,6 +37,8 @@ class SchedulerLimits(TypedDict):
     vocab_size: int
     base_seed: NotRequired[int]
     """Seeds of requests without their own are derived from it (default 0)."""
+    can_interrupt: NotRequired[bool]
+    """Whether a step without interactive requests ends early when one comes (default: no)."""
     costs: NotRequired[StepCosts]
     """What is known of the machine before the first step (default: a guess)."""
 
@@ -58,6 +60,7 @@ class Scheduler:
         self._state = SchedulerState(cache, config.batching)
         self.cost = StepCostModel(limits.get("costs"))
         self._planner = StepPlanner(config, self._state, self.cost, limits["max_num_logits"])
+        self._planner.background.can_interrupt = limits.get("can_interrupt", False)
         max_running = self._planner.max_running
         self._admission = AdmissionController(config, self.cost, self._state.averages, max_running)
         self._limits = RequestLimits(
@@ -161,6 +164,10 @@ class Scheduler:
         plan = self._in_flight
         assert plan is not None and plan.output.step_id == scheduler_output.step_id
         self._in_flight = None
+        if plan.is_background_only:
+            self._planner.background.note_step(was_interrupted=runner_output.is_interrupted)
+        if runner_output.is_interrupted:
+            return self._end_interrupted(plan, runner_output, now)
         self._planner.speculation.judge(plan, runner_output)
         outputs = self.take_outputs() + self._advance_rows(plan, runner_output, now)
         self._observe(plan, runner_output, step_ms)
@@ -213,6 +220,7 @@ class Scheduler:
             prefix_hits_tokens=kv.counters.prefix_hits_tokens,
             num_rejected=dict(counters.num_rejected),
             num_cancelled=counters.num_cancelled,
+            num_interrupted_steps=counters.num_interrupted_steps,
             num_finished=dict(counters.num_finished),
             num_prompt_tokens=counters.num_prompt_tokens,
             num_output_tokens=counters.num_output_tokens,
@@ -272,6 +280,19 @@ class Scheduler:
             state.requests[request.request_id] = request
             state.waiting.push(request)
             state.deadlines.add(request, len(state.requests))
+
+    def _end_interrupted(
+        self, plan: StepPlan, result: ModelRunnerOutput, now: float
+    ) -> list[RequestOutput]:
+        """Nothing was computed: rows stay where they are; those that could not start end."""
+        self._step_ms = None
+        self._state.counters.num_interrupted_steps += 1
+        outputs = self.take_outputs()
+        for request in plan.rows:
+            if request.request_id in result.errors and request.status is RequestStatus.RUNNING:
+                error = result.errors[request.request_id]
+                outputs.append(self._finish(request, FinishReason.ERROR, now, error))
+        return outputs
 
     def _advance_rows(
         self, plan: StepPlan, result: ModelRunnerOutput, now: float

@@ -50,7 +50,7 @@ class Speculation:
 
         Background requests guess only among themselves: others do not wait for their guesses.
         """
-        is_shared = any(not request.is_background for request in plan.rows)
+        is_shared = not plan.is_background_only
         guessing = [
             (index, request)
             for index, request in enumerate(plan.rows)
@@ -65,8 +65,11 @@ class Speculation:
         context = sum(len(request.token_ids) for _, request in guessing) / len(guessing)
         row_ms = costs.decode_row_ms + costs.context_token_ms * context
         # What a token costs without guesses: a row, and its part of what the step costs anyway. In
-        # a step with a prompt that part is small, and the prompt would wait for the guesses.
-        token_ms = costs.step_ms / output.num_tokens + row_ms
+        # a step with a prompt that part is small, and the prompt would wait for the guesses. What
+        # background rows add to others' step does not count: they only go along.
+        counts = zip(plan.rows, plan.counts, strict=True)
+        num_tokens = sum(count for request, count in counts if request.is_background != is_shared)
+        token_ms = costs.step_ms / num_tokens + row_ms
         log_needed = math.log(max(1e-6, min(0.999, MARGIN * row_ms / max(token_ms, 1e-9))))
         num_left = min(plan.tokens_left, plan.logits_left)
         limit_ms = self._target_ms

@@ -23,6 +23,8 @@ class SchedulerCounters:
     num_prompt_tokens: int = 0
     """Of requests that have started."""
     num_output_tokens: int = 0
+    num_interrupted_steps: int = 0
+    """Steps of offline work that ended early for a newcomer."""
     num_drafts: int = 0
     """Rows that computed guessed tokens."""
     num_draft_tokens: int = 0
@@ -105,6 +107,7 @@ class SchedulerStats:
     prefix_hits_tokens: int
     num_rejected: dict[str, int]
     num_cancelled: int
+    num_interrupted_steps: int
     num_finished: dict[str, int]
     num_prompt_tokens: int
     num_output_tokens: int

@@ -30,6 +30,8 @@ class StepPlan:
     """The part of those that background requests may not touch."""
     is_background_turn: bool = False
     """All others have been served: what is left goes to background requests."""
+    is_background_only: bool = False
+    """It has rows, and nobody waits for any of them."""
     has_prompt_logits: bool = False
     """Some row computes logits per prompt token, which the cost model does not describe."""
     num_pooling_rows: int = 0

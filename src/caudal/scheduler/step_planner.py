@@ -64,8 +64,8 @@ class StepPlanner:
             else min(config.max_num_seqs, config.max_num_batched_tokens, max_num_logits)
         )
         """Running requests at most: each must find a token and a logits row in every step."""
-        self._background = BackgroundPolicy(config, cost, self._target_ms, self.max_running)
-        self.speculation = Speculation(state, cost, self._background, self._target_ms)
+        self.background = BackgroundPolicy(config, cost, self._target_ms, self.max_running)
+        self.speculation = Speculation(state, cost, self.background, self._target_ms)
 
     def plan(self, step_id: int, now: float) -> StepPlan:
         """Choose the rows of a step, preempting and admitting as memory asks and allows."""
@@ -156,7 +156,7 @@ class StepPlanner:
         plan.num_blocks_promised += self._num_blocks_left(prefilling)
         foreground_ms = self._predict(plan.output) if plan.rows else None
         for service in (ServiceClass.URGENT, ServiceClass.IDLE):
-            limit_ms = self._background.step_ms(service, foreground_ms)
+            limit_ms = self.background.step_ms(service, foreground_ms)
             rows = [request for request in decoding if request.service is service]
             self._add_background_rows(plan, rows, limit_ms)
             plan.prefill_ms_left = limit_ms - self._predict(plan.output)
@@ -164,6 +164,8 @@ class StepPlanner:
             prompts = [request for request in prefilling if request.service is service]
             self._add_prefill_chunks(plan, prompts, now)
             self._admit_waiting(plan, now, service.end_priority)
+        plan.is_background_only = foreground_ms is None and bool(plan.rows)
+        plan.output.is_interruptible = plan.is_background_only and self.background.is_interruptible
 
     def _add_background_rows(
         self, plan: StepPlan, decoding: list[Request], limit_ms: float
@@ -266,7 +268,7 @@ class StepPlanner:
             if request is None or request.priority >= before_priority:
                 return
             if request.is_background:
-                is_full = self._state.num_background >= self._background.max_running
+                is_full = self._state.num_background >= self.background.max_running
                 if is_full or not plan.is_background_turn:
                     return
             elif plan.is_background_turn:

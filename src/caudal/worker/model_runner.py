@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caudal.ops.interface import Backend, Plan, SamplingResult
-from caudal.step_io import ModelRunnerOutput, SchedulerOutput
+from caudal.step_io import Interrupt, ModelRunnerOutput, SchedulerOutput, StepInterruptedError
 from caudal.structured_output.constraint import Constraint
 from caudal.worker.constrained_rows import ConstrainedRows
 from caudal.worker.input_batch import InputBatch, RequestState, StepRows
@@ -43,28 +43,42 @@ class ModelRunner:
         self.faults: dict[str, int] = {}
         """Tests only: request id -> output tokens after which its row raises."""
 
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+    def execute(
+        self, output: SchedulerOutput, interrupt: Interrupt | None = None
+    ) -> ModelRunnerOutput:
         """Compute one step. A row that fails is reported in `errors` and fails alone."""
-        started = time.perf_counter()
         result = ModelRunnerOutput()
+        try:
+            self._execute(output, result, interrupt if output.is_interruptible else None)
+        except StepInterruptedError:
+            result.is_interrupted = True
+        return result
+
+    def _execute(
+        self, output: SchedulerOutput, result: ModelRunnerOutput, interrupt: Interrupt | None
+    ) -> None:
+        started = time.perf_counter()
         self._apply(output, result)
-        output = self._pooler.run(output, result)
+        others = self._pooler.run(output, result, interrupt)
+        if others is not output:
+            output, interrupt = others, None  # what has been pooled must not be computed again
         if not output.num_scheduled_tokens:
-            return result
+            return
         step = self._batch.step_rows(output)
         logits_rows, logits_indices = self._select_logits(step)
         self._constrained.start(logits_rows)
         arrays = self._batch.build(step, logits_indices)
         prepared, cpu_before = time.perf_counter(), time.process_time()
-        logits = self.plan.run(arrays)
-        computed, cpu_after = time.perf_counter(), time.process_time()
+        result.prepare_ms = (prepared - started) * 1e3 - result.forward_ms
+        try:
+            logits = self.plan.run(arrays, interrupt)
+        finally:
+            computed, cpu_after = time.perf_counter(), time.process_time()
+            result.forward_ms += (computed - prepared) * 1e3
+            result.kernel_cpu_ms += (cpu_after - cpu_before) * 1e3
         if logits_rows:
             self._sample(logits_rows, logits, result)
-        result.prepare_ms = (prepared - started) * 1e3 - result.forward_ms
-        result.forward_ms += (computed - prepared) * 1e3
-        result.kernel_cpu_ms += (cpu_after - cpu_before) * 1e3
         result.sample_ms = (time.perf_counter() - computed) * 1e3
-        return result
 
     def _apply(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
         """Bring the rows up to date; a request whose row cannot be made is left out."""

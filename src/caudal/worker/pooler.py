@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from caudal.ops.interface import Backend, Plan
-from caudal.step_io import ModelRunnerOutput, SchedulerOutput
+from caudal.step_io import Interrupt, ModelRunnerOutput, SchedulerOutput, StepInterruptedError
 from caudal.worker.input_batch import InputBatch, RequestState, StepRows
 from caudal.worker.row_errors import public_message
 
@@ -32,10 +32,12 @@ class Pooler:
         self._create_plan = create_plan
         self._plan: Plan | None = None
 
-    def run(self, output: SchedulerOutput, result: ModelRunnerOutput) -> SchedulerOutput:
-        """Compute the rows that pool; returns what is left of the step.
+    def run(
+        self, output: SchedulerOutput, result: ModelRunnerOutput, interrupt: Interrupt | None
+    ) -> SchedulerOutput:
+        """Compute the rows that pool; returns what is left of the step: `output` if none do.
 
-        If their pass fails they fail, and the other rows go on.
+        If their pass fails they fail, and the other rows go on. Raises StepInterruptedError.
         """
         if not self._batch.num_pooling:
             return output
@@ -49,21 +51,26 @@ class Pooler:
             return output
         started, cpu_before = time.perf_counter(), time.process_time()
         try:
-            self._run(replace(output, num_scheduled_tokens=pooling), result)
+            self._run(replace(output, num_scheduled_tokens=pooling), result, interrupt)
+        except StepInterruptedError:
+            raise
         except Exception as error:
             logger.exception("%d requests that pool failed in a step", len(pooling))
             result.errors.update(dict.fromkeys(pooling, public_message(error)))
-        result.forward_ms = (time.perf_counter() - started) * 1e3
-        result.kernel_cpu_ms = (time.process_time() - cpu_before) * 1e3
+        finally:
+            result.forward_ms = (time.perf_counter() - started) * 1e3
+            result.kernel_cpu_ms = (time.process_time() - cpu_before) * 1e3
         return replace(output, num_scheduled_tokens=others)
 
-    def _run(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
+    def _run(
+        self, output: SchedulerOutput, result: ModelRunnerOutput, interrupt: Interrupt | None
+    ) -> None:
         if self._plan is None:
             self._plan = self._create_plan()
         step = self._batch.step_rows(output)
         selected = _select_tokens(step)
         indices = np.concatenate([np.arange(part.start, part.stop) for part in selected])
-        hidden = self._plan.run(self._batch.build(step, indices.astype(np.int32)))
+        hidden = self._plan.run(self._batch.build(step, indices.astype(np.int32)), interrupt)
         position = 0
         for state, end, part in zip(step.states, step.starts + step.counts, selected, strict=True):
             rows = hidden[position : position + len(part)]
