@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import NotRequired, TypedDict, Unpack
 
@@ -196,10 +197,10 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Gauges and counters now; O(running requests)."""
-        state, kv, counters = self._state, self._state.kv, self._state.counters
-        load = self._load()
+        state, kv = self._state, self._state.kv
+        load, mean_prompt = self._load(), round(state.averages.prompt_tokens)
         load.ahead = load.waiting
-        mean_prompt = round(state.averages.prompt_tokens)
+        used = ((name, each.num_computed_tokens) for name, each in state.running.items())
         return SchedulerStats(
             num_running=len(state.running),
             num_waiting=len(state.waiting),
@@ -210,21 +211,9 @@ class Scheduler:
             num_blocks_free=kv.num_blocks_free,
             num_blocks_cached=kv.num_blocks_cached,
             num_blocks_held=kv.num_blocks_held,
-            kv_wasted_fraction=kv.wasted_fraction(
-                (request_id, request.num_computed_tokens)
-                for request_id, request in state.running.items()
-            ),
-            num_preemptions=counters.num_preemptions,
-            num_preempted_tokens=counters.num_preempted_tokens,
-            prefix_queries_tokens=kv.counters.prefix_queries_tokens,
-            prefix_hits_tokens=kv.counters.prefix_hits_tokens,
-            num_rejected=dict(counters.num_rejected),
-            num_cancelled=counters.num_cancelled,
-            num_interrupted_steps=counters.num_interrupted_steps,
-            num_finished=dict(counters.num_finished),
-            num_prompt_tokens=counters.num_prompt_tokens,
-            num_output_tokens=counters.num_output_tokens,
-            **counters.guesses(),
+            kv_wasted_fraction=kv.wasted_fraction(used),
+            **dataclasses.asdict(kv.counters),
+            **dataclasses.asdict(state.counters),
             predicted_ttft_ms=self._admission.predicted_ttft_ms(mean_prompt, load),
         )
 
@@ -266,14 +255,7 @@ class Scheduler:
         for request in group:
             request.arrival_index = self._num_arrived
             self._num_arrived += 1
-            given = request.sampling.seed
-            if given is None:
-                request.seed = _mix(self._base_seed, request.arrival_index)
-            else:
-                # Siblings with one seed must not all say the same; the first keeps it as it is.
-                ordinal = num_given.get(given, 0)
-                num_given[given] = ordinal + 1
-                request.seed = _mix(given, ordinal) if ordinal else given & _SEED_BITS
+            request.seed = _choose_seed(request, self._base_seed, num_given)
             if len(group) > 1:
                 key = tuple(request.prompt_token_ids)
                 request.siblings = by_prompt.setdefault(key, SiblingGroup())
@@ -287,12 +269,12 @@ class Scheduler:
         """Nothing was computed: rows stay where they are; those that could not start end."""
         self._step_ms = None
         self._state.counters.num_interrupted_steps += 1
-        outputs = self.take_outputs()
-        for request in plan.rows:
-            if request.request_id in result.errors and request.status is RequestStatus.RUNNING:
-                error = result.errors[request.request_id]
-                outputs.append(self._finish(request, FinishReason.ERROR, now, error))
-        return outputs
+        running, errors = RequestStatus.RUNNING, result.errors
+        failed = [r for r in plan.rows if r.request_id in errors and r.status is running]
+        return self.take_outputs() + [
+            self._finish(request, FinishReason.ERROR, now, errors[request.request_id])
+            for request in failed
+        ]
 
     def _advance_rows(
         self, plan: StepPlan, result: ModelRunnerOutput, now: float
@@ -472,6 +454,16 @@ def _group_by_parent(requests: Sequence[Request]) -> list[list[Request]]:
         key = request.parent_id if request.parent_id is not None else request.request_id
         groups.setdefault((has_parent, key), []).append(request)
     return list(groups.values())
+
+
+def _choose_seed(request: Request, base_seed: int, num_given: dict[int, int]) -> int:
+    """Siblings with one seed must not all say the same; the first keeps it as it is."""
+    given = request.sampling.seed
+    if given is None:
+        return _mix(base_seed, request.arrival_index)
+    ordinal = num_given.get(given, 0)
+    num_given[given] = ordinal + 1
+    return _mix(given, ordinal) if ordinal else given & _SEED_BITS
 
 
 _SEED_BITS = (1 << 64) - 1

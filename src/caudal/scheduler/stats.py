@@ -31,14 +31,6 @@ class SchedulerCounters:
     num_accepted_tokens: int = 0
     """Guessed tokens that were right."""
 
-    def guesses(self) -> dict[str, int]:
-        """The counts of guessed tokens by name."""
-        return {
-            "num_drafts": self.num_drafts,
-            "num_draft_tokens": self.num_draft_tokens,
-            "num_accepted_tokens": self.num_accepted_tokens,
-        }
-
     def count_rejected(self, reason: str) -> None:
         """Count one refused request."""
         self.num_rejected[reason] = self.num_rejected.get(reason, 0) + 1
