@@ -78,8 +78,8 @@ class SchedulerOutput:
     """Sum of `num_scheduled_tokens`."""
     num_decode_rows: int = 0
     """Tokens that decode: one of each row that samples, and its guessed tokens."""
-    num_context_tokens: int = 0
-    """Sum over scheduled tokens of the KV positions each attends to."""
+    context_reads: float = 0.0
+    """KV positions that its tokens attend to, as decoding rows' (see StepCostModel)."""
     predicted_ms: float = 0.0
     is_interruptible: bool = False
     """Nobody waits for its rows: it may end early, without a result, for somebody who comes."""

@@ -26,7 +26,7 @@ def true_machine(seed: int = 0) -> StepTime:
             3.5
             + 0.9 * output.num_decode_rows**0.9
             + 0.17 * num_prefill
-            + 3e-5 * output.num_context_tokens
+            + 2e-4 * output.context_reads
         )
         return exact * noise.uniform(0.92, 1.12) * (3.0 if noise.random() < 0.003 else 1.0)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from caudal.sampling_params import SamplingParams
+from caudal.scheduler.step_cost import guess_reads, prompt_reads
 from caudal.step_io import (
     CachedRequestData,
     ModelRunnerOutput,
@@ -170,7 +172,8 @@ class FakeWorker:
         assert sorted(ids) == sorted(scheduled), "data and scheduled rows differ"
         assert len(self.rows) <= limits.max_num_seqs
         assert output.num_tokens == sum(scheduled.values()) <= limits.max_num_batched_tokens
-        num_decode = num_context = num_logits = 0
+        num_decode = num_logits = 0
+        context_reads = 0.0
         for request_id, num_tokens in scheduled.items():
             row = self.rows[request_id]
             end = row.num_computed_tokens + num_tokens
@@ -180,13 +183,15 @@ class FakeWorker:
             samples = end == num_known and row.sampling.max_tokens > 0
             if samples and num_tokens == 1 + num_drafts:
                 num_decode += num_tokens
+                context_reads += len(row.token_ids) + guess_reads(num_drafts, len(row.token_ids))
+            else:
+                context_reads += prompt_reads(num_tokens, row.num_computed_tokens)
             assert num_drafts == 0 or (samples and num_tokens == 1 + num_drafts)
-            num_context += sum(range(row.num_computed_tokens + 1, end + 1))
             num_logits += samples * (1 + num_drafts)
             if row.sampling.num_prompt_logprobs is not None:
                 num_logits += max(0, min(end, row.num_prompt_tokens - 1) - row.num_computed_tokens)
         assert num_decode == output.num_decode_rows
-        assert num_context == output.num_context_tokens
+        assert math.isclose(context_reads, output.context_reads, abs_tol=1e-6)
         assert num_logits <= limits.max_num_logits
 
     def _write(

@@ -137,7 +137,7 @@ def test_refusal_in_a_burst_does_not_tell_twice_the_time(config: dict[str, Any])
     crowd = Crowd(4, **config)
     crowd.measure_burst()  # teaches how long answers are and what a step costs
     ratios = [crowd.measure_burst() for _ in range(5)]
-    assert statistics.median(ratios) == pytest.approx(1.0, abs=0.2)
+    assert statistics.median(ratios) == pytest.approx(1.0, abs=0.25)
     assert sum(0.7 <= ratio <= 1.3 for ratio in ratios) >= 4, ratios
 
 

@@ -13,7 +13,7 @@ from tests.scheduler.harness import FastHarness, make_prompt, make_request
 
 
 def machine(
-    step: float = 5.0, row: float = 0.3, token: float = 0.15, context: float = 2e-5
+    step: float = 5.0, row: float = 0.3, token: float = 0.15, context: float = 1.3e-4
 ) -> Callable[[SchedulerOutput], float]:
     """Milliseconds of a step, with 5 % noise."""
     rng = random.Random(0)
@@ -24,7 +24,7 @@ def machine(
             step
             + row * output.num_decode_rows
             + token * num_prefill
-            + context * output.num_context_tokens
+            + context * output.context_reads
         )
         return exact * rng.uniform(0.95, 1.05)
 
@@ -83,7 +83,7 @@ def test_machine_that_slows_down_keeps_its_target_after_a_few_steps() -> None:
     harness.add(make_request("s", make_prompt(100, 1), max_tokens=2000))
     harness.add(make_request("a", make_prompt(6000, 2), max_tokens=1))
     harness.run_until(lambda: bool(harness.results["a"].token_ids))
-    slow = machine(step=10.0, row=0.6, token=0.3, context=4e-5)
+    slow = machine(step=10.0, row=0.6, token=0.3, context=2.6e-4)
     harness.step_ms = slow
     harness.add(make_request("b", make_prompt(6000, 3), max_tokens=1))
     num_before = len(harness.results["s"].token_times)

@@ -14,7 +14,7 @@ from caudal.config import SchedulerConfig
 from caudal.scheduler.answer_lengths import LengthShares
 from caudal.scheduler.request import Request
 from caudal.scheduler.stats import TrafficAverages
-from caudal.scheduler.step_cost import StepCostModel
+from caudal.scheduler.step_cost import GUESS_SHARE, StepCostModel
 from caudal.scheduler.step_planner import TARGET_SHARE
 
 NUM_INTERVALS = 16
@@ -203,8 +203,9 @@ class Forecaster:
     ) -> tuple[float, float, float]:
         """Milliseconds of a step without prompts; its prompt tokens, and milliseconds of each."""
         costs = self._cost.costs
-        decode_ms = costs.step_ms + costs.decode_row_ms * num_rows * self._averages.width
-        decode_ms += costs.context_token_ms * context_tokens
+        num_guesses = self._averages.width - 1.0
+        decode_ms = costs.step_ms + costs.decode_row_ms * num_rows * (1.0 + num_guesses)
+        decode_ms += costs.context_token_ms * context_tokens * (1.0 + GUESS_SHARE * num_guesses)
         token_ms = self._cost.prefill_ms(math.ceil(mean_prompt), 0) / math.ceil(mean_prompt)
         num_tokens = max(1.0, self._max_tokens - num_rows)
         if num_rows >= 0.5 and self._target_ms is not None and token_ms > 0:

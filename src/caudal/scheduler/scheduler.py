@@ -428,9 +428,7 @@ class Scheduler:
         is_typical = not plan.has_prompt_logits and not plan.is_computed_twice
         if output.num_tokens > 0 and is_typical and not result.errors:
             num_prefill = output.num_tokens - output.num_decode_rows
-            self.cost.observe(
-                output.num_decode_rows, num_prefill, output.num_context_tokens, step_ms
-            )
+            self.cost.observe(output.num_decode_rows, num_prefill, output.context_reads, step_ms)
 
     def _load(self, newcomer: Request | None = None) -> Load:
         """What the newcomer (None: some interactive request) cannot push aside."""

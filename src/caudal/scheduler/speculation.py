@@ -7,7 +7,7 @@ import math
 from caudal.scheduler.background import BackgroundPolicy
 from caudal.scheduler.request import Request
 from caudal.scheduler.state import SchedulerState
-from caudal.scheduler.step_cost import StepCostModel
+from caudal.scheduler.step_cost import StepCostModel, guess_reads
 from caudal.scheduler.step_plan import StepPlan
 from caudal.step_io import ModelRunnerOutput
 
@@ -64,21 +64,22 @@ class Speculation:
         num_rows = output.num_decode_rows
         context = sum(len(request.token_ids) for _, request in guessing) / len(guessing)
         row_ms = costs.decode_row_ms + costs.context_token_ms * context
+        guess_ms = costs.guess_ms(context)
         # What a token costs without guesses: a row, and its part of what the step costs anyway. In
         # a step with a prompt that part is small, and the prompt would wait for the guesses. What
         # background rows add to others' step does not count: they only go along.
         counts = zip(plan.rows, plan.counts, strict=True)
         num_tokens = sum(count for request, count in counts if request.is_background != is_shared)
         token_ms = costs.step_ms / num_tokens + row_ms
-        log_needed = math.log(max(1e-6, min(0.999, MARGIN * row_ms / max(token_ms, 1e-9))))
+        log_needed = math.log(max(1e-6, min(0.999, MARGIN * guess_ms / max(token_ms, 1e-9))))
         num_left = min(plan.tokens_left, plan.logits_left)
         limit_ms = self._target_ms
         if not is_shared:
             limit_ms = max(self._background.step_ms(r.service, None) for _, r in guessing)
         if limit_ms < math.inf:
             num_prefill = output.num_tokens - num_rows
-            step_ms = self._cost.predict(num_rows, num_prefill, output.num_context_tokens)
-            num_left = min(num_left, int((limit_ms - step_ms) / max(row_ms, 1e-6)))
+            step_ms = self._cost.predict(num_rows, num_prefill, output.context_reads)
+            num_left = min(num_left, int((limit_ms - step_ms) / max(guess_ms, 1e-6)))
         for index, request in guessing:
             if num_left <= 0:
                 return
@@ -144,7 +145,7 @@ class Speculation:
         output.draft_token_ids[request.request_id] = request.drafts[:count]
         output.num_tokens += count
         output.num_decode_rows += count
-        output.num_context_tokens += count * num_known + count * (count + 1) // 2
+        output.context_reads += guess_reads(count, num_known)
         return count
 
     def _grow(self, plan: StepPlan, request: Request, count: int) -> bool:

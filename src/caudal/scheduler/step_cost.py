@@ -6,15 +6,37 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
+PROMPT_SHARE = 0.15
+"""What a prompt token's attention to a position costs, of a decoding row's: a chunk reads each
+position once for many tokens (measured with AMX: 0.12 to 0.16)."""
+GUESS_SHARE = 0.25
+"""The same of a guessed token, for which its row has read the position (0.16 to 0.3)."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Coefficients: milliseconds per step, decode row, prefill token, attended position."""
+    """Coefficients: milliseconds per step, decode row, prefill token, position that a row reads."""
 
     step_ms: float = 5.0
     decode_row_ms: float = 0.5
     prefill_token_ms: float = 0.3
-    context_token_ms: float = 2e-5
+    context_token_ms: float = 1e-4
+
+    def guess_ms(self, num_context_tokens: float) -> float:
+        """Milliseconds that a guessed token adds to a step."""
+        return self.decode_row_ms + GUESS_SHARE * self.context_token_ms * num_context_tokens
+
+
+def prompt_reads(num_tokens: int, num_computed_tokens: int) -> float:
+    """Context reads of a prompt chunk, in positions that a decoding row reads."""
+    attended = num_tokens * num_computed_tokens + num_tokens * (num_tokens + 1) / 2
+    return PROMPT_SHARE * attended
+
+
+def guess_reads(num_guesses: int, num_known_tokens: int) -> float:
+    """Context reads of a row's guesses, in the same unit."""
+    attended = num_guesses * num_known_tokens + num_guesses * (num_guesses + 1) / 2
+    return GUESS_SHARE * attended
 
 
 FORGETTING = 0.96
@@ -44,7 +66,9 @@ _Vector = tuple[float, float, float, float]
 class StepCostModel:
     """Least squares on relative errors, with a prior, forgetting and no negative coefficient.
 
-    ms = step + decode_row * rows + prefill_token * tokens + context_token * positions
+    ms = step + decode_row * rows + prefill_token * tokens + context_token * reads
+
+    The last are context reads: positions, each in proportion to what reading it costs.
 
     * Residuals are relative to the measured time, so 5 ms decode steps count as much as 100 ms
       prefill steps, and a slow outlier has little weight to begin with.
@@ -79,16 +103,15 @@ class StepCostModel:
         """The present coefficients."""
         return StepCosts(*self._coefficients)
 
-    def predict(self, decode_rows: int, prefill_tokens: int, context_tokens: int) -> float:
-        """Milliseconds of a step; `context_tokens` is the sum of attended KV positions."""
+    def predict(self, decode_rows: int, prefill_tokens: int, context_reads: float) -> float:
+        """Milliseconds of a step."""
         step, row, token, context = self._coefficients
-        return step + row * decode_rows + token * prefill_tokens + context * context_tokens
+        return step + row * decode_rows + token * prefill_tokens + context * context_reads
 
     def prefill_ms(self, num_tokens: int, num_computed_tokens: int) -> float:
         """Milliseconds that a prefill chunk after `num_computed_tokens` adds to a step."""
         _, _, token, context = self._coefficients
-        attended = num_tokens * num_computed_tokens + num_tokens * (num_tokens + 1) / 2
-        return token * num_tokens + context * attended
+        return token * num_tokens + context * prompt_reads(num_tokens, num_computed_tokens)
 
     def max_prefill_tokens(self, budget_ms: float, num_computed_tokens: int, limit: int) -> int:
         """The largest chunk (at most `limit`) that adds no more than `budget_ms` to a step."""
@@ -98,24 +121,24 @@ class StepCostModel:
             return limit
         # prefill_ms(n) = a n^2 + b n
         _, _, token, context = self._coefficients
-        a = context / 2
-        b = token + context * (num_computed_tokens + 0.5)
+        a = PROMPT_SHARE * context / 2
+        b = token + PROMPT_SHARE * context * (num_computed_tokens + 0.5)
         # 2c / (b + sqrt(b^2 + 4ac)): stable also where a vanishes.
         return min(limit, int(2 * budget_ms / (b + math.sqrt(b * b + 4 * a * budget_ms))))
 
     def observe(
-        self, decode_rows: int, prefill_tokens: int, context_tokens: int, step_ms: float
+        self, decode_rows: int, prefill_tokens: int, context_reads: float, step_ms: float
     ) -> None:
         """Learn from a measured step; times that are not positive are ignored."""
         if not 0 < step_ms < math.inf:
             return
-        predicted = self.predict(decode_rows, prefill_tokens, context_tokens)
+        predicted = self.predict(decode_rows, prefill_tokens, context_reads)
         equations = self._prefill_steps if prefill_tokens else self._decode_steps
         if self.num_observed >= WARM_STEPS and equations.follow_speed(
             step_ms / max(predicted, 1e-6)
         ):
             self._fit()
-            predicted = self.predict(decode_rows, prefill_tokens, context_tokens)
+            predicted = self.predict(decode_rows, prefill_tokens, context_reads)
         if prefill_tokens == 0 and self.num_observed >= WARM_STEPS:
             self._num_skipped = (self._num_skipped + 1) % DECODE_STRIDE
             if self._num_skipped:
@@ -126,7 +149,7 @@ class StepCostModel:
             step / step_ms,
             row * decode_rows / step_ms,
             token * prefill_tokens / step_ms,
-            context * context_tokens / step_ms,
+            context * context_reads / step_ms,
         )
         self.num_observed += 1
         self._follow_scale(sum(features))

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from caudal.scheduler.request import Request
+from caudal.scheduler.step_cost import prompt_reads
 from caudal.step_io import CachedRequestData, SchedulerOutput
 
 
@@ -57,7 +58,7 @@ class StepPlan:
         output.num_scheduled_tokens[request.request_id] = 1
         output.num_tokens += 1
         output.num_decode_rows += 1
-        output.num_context_tokens += len(request.token_ids)
+        output.context_reads += len(request.token_ids)
         self.tokens_left -= 1
         self.logits_left -= 1
 
@@ -69,10 +70,12 @@ class StepPlan:
         output = self.output
         output.num_scheduled_tokens[request.request_id] = num_tokens
         output.num_tokens += num_tokens
-        output.num_context_tokens += num_tokens * num_computed + num_tokens * (num_tokens + 1) // 2
         samples = request.num_tokens_left == num_tokens and not request.is_prompt_only
         if samples and num_tokens == 1:
             output.num_decode_rows += 1
+            output.context_reads += num_computed + 1
+        else:
+            output.context_reads += prompt_reads(num_tokens, num_computed)
         self.tokens_left -= num_tokens
         self.prefill_ms_left -= cost_ms
         self.min_prefill_tokens -= num_tokens

@@ -35,7 +35,7 @@ class RunningSplit:
     growing: list[Request]
     """Decoding requests, background ones too, whose next token needs a new block."""
     prefilling: list[Request]
-    num_context_tokens: int
+    context_reads: int
     background: list[Request]
     """Those that yield to all of the above, whatever they need."""
 
@@ -94,7 +94,7 @@ class StepPlanner:
         growing: list[Request] = []
         prefilling: list[Request] = []
         background: list[Request] = []
-        num_context_tokens = 0
+        context_reads = 0
         for request in self._state.running.values():
             num_known = len(request.token_ids)
             if request.is_background:
@@ -106,10 +106,10 @@ class StepPlanner:
                 prefilling.append(request)
                 continue
             decoding.append(request)
-            num_context_tokens += num_known
+            context_reads += num_known
             if num_known > request.num_slots:
                 growing.append(request)
-        return RunningSplit(decoding, growing, prefilling, num_context_tokens, background)
+        return RunningSplit(decoding, growing, prefilling, context_reads, background)
 
     def _make_room(self) -> RunningSplit:
         """Preempt one victim after another until every decode row can have its block.
@@ -179,7 +179,7 @@ class StepPlanner:
             step_ms = self._cost.predict(
                 output.num_decode_rows + 1,
                 output.num_tokens - output.num_decode_rows,
-                output.num_context_tokens + num_known,
+                output.context_reads + num_known,
             )
             if plan.rows and step_ms > limit_ms:
                 return
@@ -197,7 +197,7 @@ class StepPlanner:
 
     def _predict(self, output: SchedulerOutput) -> float:
         num_prefill = output.num_tokens - output.num_decode_rows
-        return self._cost.predict(output.num_decode_rows, num_prefill, output.num_context_tokens)
+        return self._cost.predict(output.num_decode_rows, num_prefill, output.context_reads)
 
     def _add_decode_rows(self, plan: StepPlan, split: RunningSplit) -> None:
         decoding = split.decoding
@@ -215,7 +215,7 @@ class StepPlanner:
         ]
         output.num_scheduled_tokens = dict.fromkeys([r.request_id for r in decoding], 1)
         output.num_tokens = output.num_decode_rows = len(decoding)
-        output.num_context_tokens = split.num_context_tokens
+        output.context_reads = split.context_reads
         plan.rows = decoding
         plan.counts = [1] * len(decoding)
         plan.tokens_left -= len(decoding)
@@ -231,7 +231,7 @@ class StepPlanner:
         has_backlog = bool(split.prefilling) or (has_seat and num_waiting > 0)
         plan.min_prefill_tokens = self._ageing.accrue(now, has_backlog)
         if self._target_ms is not None and split.decoding:
-            decode_ms = self._cost.predict(len(split.decoding), 0, split.num_context_tokens)
+            decode_ms = self._cost.predict(len(split.decoding), 0, split.context_reads)
             plan.prefill_ms_left = self._target_ms - decode_ms
 
     def _add_prefill_chunks(self, plan: StepPlan, prefilling: list[Request], now: float) -> None:

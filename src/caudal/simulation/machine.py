@@ -110,7 +110,7 @@ def step_time(costs: StepCosts) -> StepTime:
 
     def milliseconds(output: SchedulerOutput) -> float:
         num_prefill = output.num_tokens - output.num_decode_rows
-        return predict(output.num_decode_rows, num_prefill, output.num_context_tokens)
+        return predict(output.num_decode_rows, num_prefill, output.context_reads)
 
     return milliseconds
 
