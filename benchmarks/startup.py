@@ -4,7 +4,8 @@
 
 Ready means that a line says so and a request is answered at once: the engine has run a real step.
 The first round fills the packed cache and is reported apart. Memory is measured last, on a server
-whose small KV cache is filled by requests: peak RSS of both processes against the plan.
+whose small KV cache is filled by requests: peak RSS of both processes against the plan, and what
+they hold in the end with the pages counted once that both use.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ class Started:
         return int(found[1].replace(",", "")) * _MIB
 
 
-def read_status(pid: int, field: str) -> int:
-    """Bytes of `field` in /proc/<pid>/status."""
-    found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+def read_status(pid: int, field: str, file: str = "status") -> int:
+    """Bytes of `field` in /proc/<pid>/<file>."""
+    found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{pid}/{file}").read_text())
     assert found is not None
     return int(found[1]) * 1024
 
@@ -114,12 +115,16 @@ def fill_kv_cache(url: str, num_tokens: int) -> None:
 
 
 def measure_memory(model: str, flags: list[str], kv_mib: int = KV_MIB) -> dict[str, float]:
-    """MiB: peak of each process, the plan, and what is above weights and KV cache."""
+    """MiB: peak of each process, the plan, and what is above weights and KV cache.
+
+    "once" is the last without counting shared pages twice, at the end.
+    """
     with started(model, [*flags, "--kv-cache-memory", f"{kv_mib}MiB"]) as server:
         held = re.search(r"KV cache holds ([\d,]+) tokens", server.log.read_text())
         assert held is not None
         fill_kv_cache(server.url, int(held[1].replace(",", "")))
         peaks = server.peak_rss()
+        once = sum(read_status(pid, "Pss", "smaps_rollup") for pid in server.pids)
         weights, kv_cache = server.planned("weights"), server.planned("kv_cache")
     above = sum(peaks) - weights - kv_cache
     numbers = {
@@ -128,6 +133,7 @@ def measure_memory(model: str, flags: list[str], kv_mib: int = KV_MIB) -> dict[s
         "weights": weights,
         "kv": kv_cache,
         "above": above,
+        "once": once - weights - kv_cache,
     }
     return {name: size / _MIB for name, size in numbers.items()}
 

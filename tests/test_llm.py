@@ -10,7 +10,7 @@ import pytest
 
 from caudal import LLM, SamplingParams
 from caudal.errors import ContextLengthError, InvalidRequestError
-from caudal.step_io import ModelRunnerOutput, SchedulerOutput
+from caudal.step_io import Interrupt, ModelRunnerOutput, SchedulerOutput
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 PROMPTS = [[1, 2, 3, 4, 5], [7, 8, 9]]
@@ -30,12 +30,12 @@ def test_interrupt_in_a_step_ends_the_call_and_leaves_the_model_usable(
     execute = executor.execute
     num_steps = 0
 
-    def interrupted(output: SchedulerOutput) -> ModelRunnerOutput:
+    def interrupted(output: SchedulerOutput, interrupt: Interrupt | None) -> ModelRunnerOutput:
         nonlocal num_steps
         num_steps += 1
         if num_steps == 3:
             signal.raise_signal(signal.SIGINT)
-        return execute(output)
+        return execute(output, interrupt)
 
     with monkeypatch.context() as patch:
         patch.setattr(executor, "execute", interrupted)

@@ -129,7 +129,7 @@ def test_step_that_fails_as_a_whole_ends_its_requests_only(
     def fail_once(output: SchedulerOutput, interrupt: Interrupt | None) -> ModelRunnerOutput:
         if output.num_scheduled_tokens and remaining and remaining.pop():
             raise RuntimeError("secret detail")
-        return execute(output)
+        return execute(output, interrupt)
 
     monkeypatch.setattr(engine.executor, "execute", fail_once)
     engine.add("lost", PROMPTS[1])

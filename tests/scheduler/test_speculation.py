@@ -44,6 +44,21 @@ def test_guesses_that_are_seldom_right_pay_where_few_run() -> None:
     assert tokens[1] / 16 < tokens[0] / 2
 
 
+def test_guesses_pay_behind_long_contexts_which_their_row_reads_anyway() -> None:
+    def step_ms(output: SchedulerOutput) -> float:
+        return 2 + 0.1 * output.num_tokens + 1e-3 * output.context_reads
+
+    harness = Harness(draft_accuracy=0.85, num_blocks=900, step_ms=step_ms, tpot_ms=None)
+    for index in range(4):
+        prompt = [*range(3, 40), index + 3] * 80
+        harness.add(make_request(f"r{index}", prompt, max_tokens=200, seed=index))
+    harness.run_until(lambda: all(len(r.token_ids) > 50 for r in harness.results.values()))
+    before = harness.num_steps
+    harness.run()
+    harness.check_all_complete()
+    assert harness.num_steps - before < 100
+
+
 def test_off_by_configuration_of_the_worker_alone() -> None:
     assert run(0.0).scheduler.stats().num_drafts == 0
 

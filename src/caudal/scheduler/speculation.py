@@ -19,6 +19,8 @@ FADING = 0.93
 MARGIN = 2.0
 """A guess must be worth so many times what it costs: costs are estimates, and a request that ends
 earlier only leaves its seat empty where nobody waits for it."""
+BACKLOG_SHARE = 0.5
+"""Of the milliseconds that decoding leaves of a step, while prompts wait for them."""
 KEPT_BLOCKS = 2
 """Free blocks per running request that guesses leave for tokens that are known to come."""
 
@@ -45,10 +47,13 @@ class Speculation:
         self._background = background
         self._target_ms = math.inf if target_ms is None else target_ms
 
-    def extend(self, plan: StepPlan) -> None:
+    def extend(self, plan: StepPlan, *, has_backlog: bool = False) -> None:
         """Give what is left of the step's budgets to the guesses of its decode rows.
 
         Background requests guess only among themselves: others do not wait for their guesses.
+        `has_backlog`: prompts wait, and have not been planned. They get half of what is left, and
+        only such guesses are computed as are worth it without what a step costs anyway: a row that
+        ends earlier makes room for them.
         """
         is_shared = not plan.is_background_only
         guessing = [
@@ -70,7 +75,7 @@ class Speculation:
         # background rows add to others' step does not count: they only go along.
         counts = zip(plan.rows, plan.counts, strict=True)
         num_tokens = sum(count for request, count in counts if request.is_background != is_shared)
-        token_ms = costs.step_ms / num_tokens + row_ms
+        token_ms = row_ms + (0.0 if has_backlog else costs.step_ms / num_tokens)
         log_needed = math.log(max(1e-6, min(0.999, MARGIN * guess_ms / max(token_ms, 1e-9))))
         num_left = min(plan.tokens_left, plan.logits_left)
         limit_ms = self._target_ms
@@ -79,7 +84,8 @@ class Speculation:
         if limit_ms < math.inf:
             num_prefill = output.num_tokens - num_rows
             step_ms = self._cost.predict(num_rows, num_prefill, output.context_reads)
-            num_left = min(num_left, int((limit_ms - step_ms) / max(guess_ms, 1e-6)))
+            left_ms = (limit_ms - step_ms) * (BACKLOG_SHARE if has_backlog else 1.0)
+            num_left = min(num_left, int(left_ms / max(guess_ms, 1e-6)))
         for index, request in guessing:
             if num_left <= 0:
                 return

@@ -75,14 +75,21 @@ class StepPlanner:
             self._make_way()
         split = self._make_room()
         self._add_decode_rows(plan, split)
-        self._set_prefill_budget(plan, split, now)
         plan.num_blocks_promised = self._num_blocks_left(split.prefilling)
+        has_backlog = self._has_backlog(split)
+        if has_backlog:
+            self.speculation.extend(plan, has_backlog=True)
+        num_decoding = output.num_tokens
+        plan.min_prefill_tokens = self._ageing.accrue(now, has_backlog)
+        if self._target_ms is not None and split.decoding:
+            plan.prefill_ms_left = self._target_ms - self._predict(plan.output)
         self._add_prefill_chunks(plan, split.prefilling, now)
         self._admit_waiting(plan, now)
-        self._ageing.spend(output.num_tokens - len(split.decoding))
+        self._ageing.spend(output.num_tokens - num_decoding)
         if split.background or self._state.waiting.background.num_requests:
             self._fill_with_background(plan, split.background, now)
-        self.speculation.extend(plan)
+        if not has_backlog:
+            self.speculation.extend(plan)
         output.predicted_ms = self._predict(output)
         # The worker keeps this list; ours starts anew.
         output.finished_request_ids = self._state.dropped_row_ids
@@ -221,18 +228,15 @@ class StepPlanner:
         plan.tokens_left -= len(decoding)
         plan.logits_left -= len(decoding)
 
-    def _set_prefill_budget(self, plan: StepPlan, split: RunningSplit, now: float) -> None:
-        """Milliseconds for prefill: what decoding leaves of the target; none decode: no limit.
+    def _has_backlog(self, split: RunningSplit) -> bool:
+        """Whether prompts wait that could be computed now.
 
-        Where decoding alone takes longer than the target, prefill still gets what ageing grants.
+        They get the milliseconds that decoding leaves of the target; none decode: all of them.
+        Where decoding alone takes longer than the target, prompts still get what ageing grants.
         """
         has_seat = len(self._state.running) < self.max_running
         num_waiting = self._state.waiting.foreground.num_requests
-        has_backlog = bool(split.prefilling) or (has_seat and num_waiting > 0)
-        plan.min_prefill_tokens = self._ageing.accrue(now, has_backlog)
-        if self._target_ms is not None and split.decoding:
-            decode_ms = self._cost.predict(len(split.decoding), 0, split.context_reads)
-            plan.prefill_ms_left = self._target_ms - decode_ms
+        return bool(split.prefilling) or (has_seat and num_waiting > 0)
 
     def _add_prefill_chunks(self, plan: StepPlan, prefilling: list[Request], now: float) -> None:
         """Continue prompts in order of service, after any more important waiting request."""
