@@ -14,15 +14,18 @@ from caudal.config import EngineConfig, KVCacheDType
 from caudal.engine.messages import EngineReady, EngineRequest, EngineStats, Refusal, RequestProgress
 from caudal.errors import OverloadedError
 from caudal.executor.interface import Executor
-from caudal.executor.memory_plan import kv_block_bytes
+from caudal.executor.memory_plan import MemoryPlan, kv_block_bytes
 from caudal.scheduler.admission import RefusedRequest
 from caudal.scheduler.output import RequestOutput
 from caudal.scheduler.request import Request, RequestStatus
 from caudal.scheduler.scheduler import Scheduler
+from caudal.scheduler.step_cost import StepCosts
 from caudal.step_io import Interrupt, ModelRunnerOutput, SchedulerOutput
 
 logger = logging.getLogger(__name__)
 
+READ_SHARE = 0.5
+"""Time to read a byte of the KV cache, of the time to read and convert one of the weights."""
 MAX_FAILED_STEPS = 3
 """Steps that may fail as a whole, one after the other, before the engine gives up."""
 
@@ -57,6 +60,7 @@ class EngineCore:
             vocab_size=info.model.vocab_size,
             base_seed=secrets.randbits(63) if base_seed is None else base_seed,
             can_interrupt=can_interrupt,
+            costs=_guess_costs(info.memory, config.cache.block_size),
         )
         self._step_ms = dict.fromkeys(
             ("schedule", "prepare", "forward", "sample", "update", "publish"), 0.0
@@ -212,6 +216,14 @@ class EngineCore:
             return ModelRunnerOutput(errors=dict.fromkeys(scheduled.num_scheduled_tokens, message))
         self._num_failed_in_a_row = 0
         return result
+
+
+def _guess_costs(memory: MemoryPlan, block_size: int) -> StepCosts:
+    """What steps may cost before any has run: weights and KV cache are read at similar rates."""
+    prior = StepCosts()
+    token_bytes = memory.kv_cache_bytes / (memory.num_blocks * block_size)
+    share = READ_SHARE * token_bytes / memory.weights_bytes
+    return dataclasses.replace(prior, context_token_ms=prior.step_ms * share)
 
 
 def _settings(config: EngineConfig) -> dict[str, str | int | float | bool | None]:

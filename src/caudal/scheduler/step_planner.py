@@ -79,13 +79,15 @@ class StepPlanner:
         has_backlog = self._has_backlog(split)
         if has_backlog:
             self.speculation.extend(plan, has_backlog=True)
-        num_decoding = output.num_tokens
+        num_rows, num_decoding = len(plan.rows), output.num_tokens
         plan.min_prefill_tokens = self._ageing.accrue(now, has_backlog)
         if self._target_ms is not None and split.decoding:
             plan.prefill_ms_left = self._target_ms - self._predict(plan.output)
         self._add_prefill_chunks(plan, split.prefilling, now)
         self._admit_waiting(plan, now)
-        self._ageing.spend(output.num_tokens - num_decoding)
+        # The first token of each chunk is free: charged as well, waits turn out less as told.
+        num_chunks = len(plan.rows) - num_rows
+        self._ageing.spend(output.num_tokens - num_decoding - num_chunks)
         if split.background or self._state.waiting.background.num_requests:
             self._fill_with_background(plan, split.background, now)
         if not has_backlog:
