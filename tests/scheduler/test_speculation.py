@@ -59,6 +59,28 @@ def test_guesses_pay_behind_long_contexts_which_their_row_reads_anyway() -> None
     assert harness.num_steps - before < 100
 
 
+@pytest.mark.parametrize("num_context", [3000, 40])
+def test_guesses_beside_a_waiting_prompt_pay_only_behind_long_contexts(num_context: int) -> None:
+    def step_ms(output: SchedulerOutput) -> float:
+        num_prefill = output.num_tokens - output.num_decode_rows
+        return 4 + 0.1 * output.num_decode_rows + 0.1 * num_prefill + 1e-3 * output.context_reads
+
+    harness = Harness(draft_accuracy=0.95, num_blocks=1600, step_ms=step_ms, tpot_ms=30.0)
+    for index in range(2):
+        prompt = [*range(3, 40), index + 3] * (num_context // 38 + 1)
+        harness.add(make_request(f"r{index}", prompt, max_tokens=900, seed=index))
+    harness.run_until(lambda: all(len(r.token_ids) > 60 for r in harness.results.values()))
+    harness.add(make_request("new", 3500, max_tokens=4))
+    num_drafts, lengths = 0, []
+    while not harness.results["new"].token_ids:
+        output = harness.step()
+        num_drafts += sum(map(len, output.draft_token_ids.values()))
+        lengths.append(step_ms(output))
+    assert len(lengths) > 10
+    assert (num_drafts > 20) == (num_context > 1000), num_drafts
+    assert max(lengths[5:]) <= 30  # what prompts cost is learnt by then
+
+
 def test_off_by_configuration_of_the_worker_alone() -> None:
     assert run(0.0).scheduler.stats().num_drafts == 0
 

@@ -203,9 +203,9 @@ class Forecaster:
     ) -> tuple[float, float, float]:
         """Milliseconds of a step without prompts; its prompt tokens, and milliseconds of each."""
         costs = self._cost.costs
-        num_guesses = self._averages.width - 1.0
-        decode_ms = costs.step_ms + costs.decode_row_ms * num_rows * (1.0 + num_guesses)
-        decode_ms += costs.context_token_ms * context_tokens * (1.0 + GUESS_SHARE * num_guesses)
+        width = self._averages.width
+        decode_ms = costs.step_ms + costs.decode_row_ms * num_rows * width
+        decode_ms += costs.context_token_ms * context_tokens * (1.0 + GUESS_SHARE * (width - 1.0))
         token_ms = self._cost.prefill_ms(math.ceil(mean_prompt), 0) / math.ceil(mean_prompt)
         num_tokens = max(1.0, self._max_tokens - num_rows)
         if num_rows >= 0.5 and self._target_ms is not None and token_ms > 0:

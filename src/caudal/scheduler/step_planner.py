@@ -85,7 +85,7 @@ class StepPlanner:
             plan.prefill_ms_left = self._target_ms - self._predict(plan.output)
         self._add_prefill_chunks(plan, split.prefilling, now)
         self._admit_waiting(plan, now)
-        # The first token of each chunk is free: charged as well, waits turn out less as told.
+        # The first token of each chunk is free: told waiting times come true more often so.
         num_chunks = len(plan.rows) - num_rows
         self._ageing.spend(output.num_tokens - num_decoding - num_chunks)
         if split.background or self._state.waiting.background.num_requests:
