@@ -219,9 +219,9 @@ def policy(ttft_ms: float | None, tpot_ms: float | None) -> BackgroundPolicy:
 
 def test_limits_of_steps_follow_the_targets() -> None:
     chat = policy(500.0, 50.0)
-    assert chat.step_ms(IDLE, 20.0) == pytest.approx(20.6)
+    assert chat.step_ms(IDLE, 20.0) == pytest.approx(20.2)
     assert chat.step_ms(URGENT, 20.0) == 50.0
-    assert chat.step_ms(URGENT, 60.0) == pytest.approx(61.8)
+    assert chat.step_ms(URGENT, 60.0) == pytest.approx(60.6)
     assert chat.step_ms(IDLE, None) == 15.0
     assert chat.step_ms(URGENT, None) == 50.0
     assert policy(20.0, 50.0).step_ms(IDLE, None) == pytest.approx(2 * 5.5)  # the prior's row

@@ -6,7 +6,7 @@ from caudal.config import SchedulerConfig
 from caudal.scheduler.service_class import ServiceClass
 from caudal.scheduler.step_cost import StepCostModel
 
-HARM_SHARE = 0.03
+HARM_SHARE = 0.01
 """Idle work may make a step of interactive requests longer by this share."""
 NEWCOMER_SHARE = 0.03
 """Share of the TTFT target that a step without interactive requests may take: at worst, a newcomer
