@@ -352,11 +352,10 @@ class Traffic:
             self.open.append(name)
 
     def people(self) -> tuple[float, float]:
-        """99th percentile of time to first token, and mean of the longest gaps, in ms."""
+        """99th percentiles of time to first token and of gaps, in ms."""
         done = [r for name, r in self.harness.results.items() if name[0] == "i" and r.is_finished]
         gaps = [b - a for r in done for a, b in itertools.pairwise(r.token_times)]
-        longest = sorted(gaps)[-len(gaps) // 20 :]
-        return percentile([r.ttft for r in done]), sum(longest) / len(longest) * 1e3
+        return percentile([r.ttft for r in done]), percentile(gaps)
 
     def batch_tokens_per_s(self) -> float:
         results = self.harness.results.items()

@@ -80,6 +80,8 @@ class StepPlanner:
         if has_backlog:
             self.speculation.extend(plan, has_backlog=True)
         num_rows, num_decoding = len(plan.rows), output.num_tokens
+        # Prompts get the milliseconds that decoding leaves of the target; none decode: no limit.
+        # Where decoding alone takes longer than the target, they still get what ageing grants.
         plan.min_prefill_tokens = self._ageing.accrue(now, has_backlog)
         if self._target_ms is not None and split.decoding:
             plan.prefill_ms_left = self._target_ms - self._predict(plan.output)
@@ -231,11 +233,7 @@ class StepPlanner:
         plan.logits_left -= len(decoding)
 
     def _has_backlog(self, split: RunningSplit) -> bool:
-        """Whether prompts wait that could be computed now.
-
-        They get the milliseconds that decoding leaves of the target; none decode: all of them.
-        Where decoding alone takes longer than the target, prompts still get what ageing grants.
-        """
+        """Whether prompts wait that could be computed now."""
         has_seat = len(self._state.running) < self.max_running
         num_waiting = self._state.waiting.foreground.num_requests
         return bool(split.prefilling) or (has_seat and num_waiting > 0)
