@@ -180,7 +180,8 @@ Seconds time_linear(const std::string& isa, const std::string& format_name, int6
                 .out_stride = rows,
                 .panels = panels.data(),
                 .activations = activations,
-                .gate_rows = 0};
+                .gate_rows = 0,
+                .gate_reader = {}};
   }
   return time_steps(num_threads, budget, 5, [&](size_t i, Worker& worker) {
     runtime.table->linear(calls[i % copies], worker);

@@ -50,7 +50,8 @@ NumpyArray<float> linear(const std::string& isa, F32Matrix x, const LinearWeight
                         .out_stride = weight.rows,
                         .panels = panels.data(),
                         .activations = weight.activations,
-                        .gate_rows = 0};
+                        .gate_rows = 0,
+                .gate_reader = {}};
   const ReleaseGil release;
   run_kernel(runtime.table->linear, args, num_threads);
   return out;

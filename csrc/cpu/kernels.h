@@ -207,7 +207,8 @@ struct PackedMatrix {
 // bits; bf16 rounds the weights too.
 enum class Activations : int32_t { kInt8 = 0, kInt12 = 1, kBf16 = 2 };
 
-enum class Prologue : int32_t { kNone = 0, kRmsNorm = 1, kSiluMul = 2 };
+// kPanels: x is what a linear with gates has left.
+enum class Prologue : int32_t { kNone = 0, kRmsNorm = 1, kSiluMul = 2, kPanels = 3 };
 
 struct LinearArgs {
   const float* x;  // [num_tokens, x_stride]
@@ -224,9 +225,11 @@ struct LinearArgs {
   int64_t out_stride;
   std::byte* panels;  // quantised activations, shared by the team
   Activations activations;
-  // If not 0, the one segment has twice as many rows and neither bias nor residual follows: output r is
-  // silu(row r) * row (gate_rows + r). A multiple of 16. Only kernels with `has_gates` do this.
+  // If not 0, the one segment has twice as many rows, and neither bias nor residual follows: output r is
+  // silu(row r) * row (gate_rows + r), and `out` receives the panels of a linear whose one segment is of
+  // the format gate_reader. A multiple of 32. Only kernels with `has_gates` do this.
   int64_t gate_rows;
+  WeightFormat gate_reader;
 };
 
 struct RmsNormArgs {

@@ -46,6 +46,8 @@ struct TileArgs {
   Activations activations;
   int32_t exponent;       // of the matrix
   int64_t up_groups;      // from a group of gates to the one that they open; 0: there are no gates
+  std::byte* gate_panel;  // at the first of their blocks
+  WeightFormat gate_reader;
   const float* bias;      // at the first row, or null
   const float* residual;  // at the first row of the first token, or null
   float* out;             // likewise
@@ -134,6 +136,7 @@ SegmentTasks split_segment(const LinearArgs& args, const PackedMatrix& m, const 
   const int64_t fair = max_of(1, t.groups / (Isa::kTasksPerThread * num_threads));
   t.groups_per_task = min_of(fit, fair);
   if (t.groups_per_task > Isa::kGroupsAtOnce) t.groups_per_task -= t.groups_per_task % Isa::kGroupsAtOnce;
+  if (has_gates) t.groups_per_task = ceil_div(t.groups_per_task, 2) * 2;  // a block of the panels
   t.row_tasks = ceil_div(t.groups, t.groups_per_task);
   t.token_tasks = ceil_div(tiling.num_tiles, Isa::tiles_per_task(args.activations));
   t.tiles_per_task = ceil_div(tiling.num_tiles, t.token_tasks);
@@ -152,6 +155,11 @@ void run_segment_task(const LinearArgs& args, const PanelSet& panels, const Pack
   const int64_t row = group * kRowsPerGroup;
   const int64_t offset = column + row;
   const int64_t num_rows = args.gate_rows > 0 ? args.gate_rows : m.rows;
+  PanelSet gates{};
+  gates.num_blocks = args.gate_rows / kBlockCols;
+  gates.tiling = panels.tiling;
+  const int gate_kind = panel_kind(args.gate_reader, args.activations);
+  gates.base[gate_kind] = reinterpret_cast<std::byte*>(args.out);
   TileArgs tiles[kMaxTilesPerTask];
   for (int64_t i = first_tile; i < last_tile; ++i) {
     const int64_t begin = tile_begin(panels.tiling, i);
@@ -160,11 +168,14 @@ void run_segment_task(const LinearArgs& args, const PanelSet& panels, const Pack
     tile.num_blocks = panels.num_blocks;
     tile.num_groups = min_of(tasks.groups_per_task, tasks.groups - group);
     tile.num_rows = min_of(num_rows - row, tile.num_groups * kRowsPerGroup);
+    tile.num_tokens = static_cast<int>(tile_begin(panels.tiling, i + 1) - begin);
     tile.up_groups = args.gate_rows / kRowsPerGroup;
+    tile.gate_panel = tile_panel(gates, gate_kind, i) +
+                      row / kBlockCols * tile.num_tokens * kPanelBytes[gate_kind];
+    tile.gate_reader = args.gate_reader;
     tile.panel = tile_panel(panels, panel_kind(m.format, args.activations), i);
     tile.activations = args.activations;
     tile.exponent = m.exponent;
-    tile.num_tokens = static_cast<int>(tile_begin(panels.tiling, i + 1) - begin);
     tile.bias = args.bias ? args.bias + offset : nullptr;
     tile.residual = args.residual ? args.residual + begin * args.out_stride + offset : nullptr;
     tile.out = args.out + begin * args.out_stride + offset;
@@ -210,6 +221,13 @@ void run_linear(const LinearArgs& args, Worker& worker) {
   PanelSet panels;
   const int64_t values = args.num_tokens * args.segments[0].cols;
   if (args.num_tokens <= 0) return;
+  if (args.prologue == Prologue::kPanels) {
+    place_panels(args, Isa::kTileTokens, args.panels, panels);
+    const int kind = panel_kind(args.segments[0].format, args.activations);
+    panels.base[kind] = reinterpret_cast<std::byte*>(const_cast<float*>(args.x));
+    run_tiles<Isa>(args, panels, worker);
+    return;
+  }
   if (worker.count == 1 || values <= kPrivateValues) {
     const int64_t bytes = place_panels(args, Isa::kTileTokens, worker.scratch, panels);
     if (bytes <= static_cast<int64_t>(worker.scratch_bytes / 2)) {

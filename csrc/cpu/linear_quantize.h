@@ -58,6 +58,7 @@ inline const float* prepare_values(const LinearArgs& args, const float* x, float
   const int64_t cols = args.segments[0].cols;
   switch (args.prologue) {
     case Prologue::kNone:
+    case Prologue::kPanels:  // nothing is quantised then
       return x + k;
     case Prologue::kRmsNorm:
       for (int i = 0; i < count; i += 16) {

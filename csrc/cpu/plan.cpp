@@ -134,31 +134,18 @@ void Plan::add_rms_norm(int x, const RmsNorm& norm, int out) {
                   .out_stride = cols});
 }
 
-// Whether the op that makes `gate_up`, the last one, can write silu(gate) * up itself.
-bool Plan::can_join_gates(const float* gate_up, int64_t gate_rows) const {
+// Whether the op that makes `gate_up`, the last one, can write silu(gate) * up itself, as `reader` wants
+// it.
+bool Plan::can_join_gates(const float* gate_up, const LinearWeight& reader) const {
   const auto* args = ops_.empty() ? nullptr : std::get_if<LinearArgs>(&ops_.back().args);
   if (args == nullptr || args->out != gate_up || !runtime_->table->has_gates) return false;
-  const bool is_plain = args->num_segments == 1 && args->bias == nullptr && args->residual == nullptr;
-  const WeightFormat format = args->segments[0].format;
-  const bool is_bf16 = args->activations == Activations::kBf16 &&
-                       (format == WeightFormat::kW4 || format == WeightFormat::kW8);
-  return is_plain && is_bf16 && gate_rows % 16 == 0;
-}
-
-// With many tokens the outputs leave the caches, and writing half as much is worth more than
-// computing the gates beside the activations' rounding.
-void Plan::join_gates() {
-  constexpr int kMinTokens = 65;
-  for (size_t i = 0; i < ops_.size(); ++i) {
-    const int64_t rows = ops_[i].gate_rows;
-    if (rows == 0) continue;
-    auto& gates = std::get<LinearArgs>(ops_[i].args);
-    auto& reader = std::get<LinearArgs>(ops_[i + 1].args);
-    const bool is_joined = gates.num_tokens >= kMinTokens;
-    gates.gate_rows = is_joined ? rows : 0;
-    gates.out_stride = reader.x_stride = is_joined ? rows : 2 * rows;
-    reader.prologue = is_joined ? Prologue::kNone : Prologue::kSiluMul;
-  }
+  const auto has_bf16_panels = [](const PackedMatrix* segments, size_t count, Activations activations) {
+    return count == 1 && activations == Activations::kBf16 &&
+           (segments->format == WeightFormat::kW4 || segments->format == WeightFormat::kW8);
+  };
+  return args->bias == nullptr && args->residual == nullptr && reader.cols % 32 == 0 &&
+         has_bf16_panels(args->segments, static_cast<size_t>(args->num_segments), args->activations) &&
+         has_bf16_panels(reader.segments.data(), reader.segments.size(), reader.activations);
 }
 
 void Plan::add_linear(int x, const LinearWeight& weight, int out, const RmsNorm* norm,
@@ -171,10 +158,16 @@ void Plan::add_linear(int x, const LinearWeight& weight, int out, const RmsNorm*
   expect(out, weight.rows, in.is_logits);
   if (residual >= 0) expect(residual, weight.rows, in.is_logits);
   if (weight.cols > panel_cols_) panel_cols_ = weight.cols;
+  const bool is_joined = is_gated && can_join_gates(data(x), weight);
+  if (is_joined) {
+    auto& gates = std::get<LinearArgs>(ops_.back().args);
+    gates.gate_rows = weight.cols;
+    gates.gate_reader = weight.segments[0].format;
+  }
   const Prologue prologue = norm != nullptr ? Prologue::kRmsNorm
+                            : is_joined     ? Prologue::kPanels
                             : is_gated      ? Prologue::kSiluMul
                                             : Prologue::kNone;
-  if (is_gated && can_join_gates(data(x), weight.cols)) ops_.back().gate_rows = weight.cols;
   add(OpKind::kLinear, in.is_logits,
       LinearArgs{.x = data(x),
                  .x_stride = in.features,
@@ -190,7 +183,8 @@ void Plan::add_linear(int x, const LinearWeight& weight, int out, const RmsNorm*
                  .out_stride = weight.rows,
                  .panels = nullptr,
                  .activations = weight.activations,
-                 .gate_rows = 0});
+                 .gate_rows = 0,
+                 .gate_reader = {}});
 }
 
 // The table of the step's cos and sin, once before the first op that reads it.
@@ -341,7 +335,6 @@ bool Plan::run(const Batch& batch, Interrupt interrupt) {
   interrupt_ = interrupt;
   end_.store(ops_.size(), std::memory_order_relaxed);
   set_num_rows();
-  join_gates();
   schedule_ = make_attention_schedule(batch_, shape_.num_heads, cache_->shape().num_kv_heads,
                                       runtime_->num_threads, attention_buffers_);
   op_ticks_ = {};

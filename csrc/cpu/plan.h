@@ -100,16 +100,13 @@ class Plan {
     OpKind kind;
     bool is_logits;
     Args args;
-    // Of a product whose outputs are gates and what they open, if the next op may find them joined.
-    int64_t gate_rows = 0;
   };
 
   const Buffer& buffer(int id) const;
   float* data(int id) const;
   const Buffer& expect(int id, int64_t features, bool is_logits) const;
   void add(OpKind kind, bool is_logits, Args args);
-  bool can_join_gates(const float* gate_up, int64_t gate_rows) const;
-  void join_gates();
+  bool can_join_gates(const float* gate_up, const LinearWeight& reader) const;
   void check_layer(int layer) const;
   void ensure_rope_table();
   void check_batch(const Batch& batch) const;

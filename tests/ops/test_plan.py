@@ -189,16 +189,27 @@ def test_logits_are_bit_equal_alone_batched_and_chunked(isa: str) -> None:
     np.testing.assert_array_equal(np.concatenate(pieces), alone)
 
 
-@pytest.mark.parametrize("variant", ["w4", "w8"])
-@pytest.mark.parametrize("isa", ISAS)
-def test_many_tokens_at_once_equal_few_at_a_time(isa: str, variant: str) -> None:
-    """Above a number of tokens some kernels join the gates with what they open."""
-    model = Model(cpu(isa=isa), **VARIANTS[variant])
-    whole = Chunk(random_ids(79), [3, 1, 7, 2, 5])
-    at_once = run(compile_plan(model)[0], whole)
-    plan, _ = compile_plan(model)
-    pieces = [replace(whole, start=start, count=count) for start, count in ((0, 64), (64, 15))]
-    np.testing.assert_array_equal(np.concatenate([run(plan, piece) for piece in pieces]), at_once)
+@pytest.mark.parametrize("down_type", [GGMLType.Q4_1, GGMLType.Q8_0])
+@pytest.mark.parametrize("linear_type", [GGMLType.Q4_1, GGMLType.Q8_0])
+@pytest.mark.parametrize("isa", [isa for isa in ISAS if isa != "ref"])
+def test_joined_gates_equal_gates_apart(
+    isa: str, linear_type: GGMLType, down_type: GGMLType
+) -> None:
+    """Some kernels leave activated gates as operands of the next product."""
+    kinds: dict[str, Any] = {"linear_type": linear_type, "down_type": down_type, "ffn_size": 512}
+    activations, num_tokens = ActivationDType.BF16, 67
+    models = [Model(cpu(threads, isa, activations), **kinds) for threads in (1, 2)]
+    whole = Chunk(random_ids(num_tokens), [3, 1, 7, 2, 5])
+    reference, _ = compile_plan(Model(cpu(1, "ref", activations), **kinds))
+    expected = run(reference, whole)
+    for model in models:
+        plan, _ = compile_plan(model)
+        np.testing.assert_array_equal(run(plan, whole), expected)
+        # One tile of tokens, two, three and four.
+        for start, count in ((0, 1), (1, 15), (16, 18), (34, 33)):
+            piece = replace(whole, start=start, count=count)
+            np.testing.assert_array_equal(run(plan, piece), expected[start : start + count])
+        np.testing.assert_array_equal(run(plan, replace(whole, count=64)), expected[:64])
 
 
 def test_blocks_may_be_anywhere() -> None:

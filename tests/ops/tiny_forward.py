@@ -48,6 +48,9 @@ class Model:
 
     backend: Backend
     linear_type: GGMLType = GGMLType.Q4_1
+    down_type: GGMLType | None = None
+    """Of the projection behind the gates, if it is another."""
+    ffn_size: int = FFN
     has_bias: bool = False
     has_qk_norm: bool = False
     seed: int = 0
@@ -66,8 +69,8 @@ class Model:
                 "k_norm": self.vector(HEAD_DIM) if self.has_qk_norm else None,
                 "output": self.linear((HIDDEN, HEADS * HEAD_DIM)),
                 "ffn_norm": self.vector(HIDDEN),
-                "gate_up": self.linear((FFN, HIDDEN), (FFN, HIDDEN)),
-                "down": self.linear((HIDDEN, FFN)),
+                "gate_up": self.linear((self.ffn_size, HIDDEN), (self.ffn_size, HIDDEN)),
+                "down": self.linear((HIDDEN, self.ffn_size), kind=self.down_type),
             })  # fmt: skip
         self.output_norm = self.vector(HIDDEN)
         self.lm_head = self.linear((VOCAB, HIDDEN), kind=GGMLType.F16)

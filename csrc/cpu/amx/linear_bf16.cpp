@@ -21,7 +21,7 @@ using avx512vnni::store_rows;
 // A tile is a block of weights, or of 16 tokens, as bf16; or 16 x 16 sums.
 constexpr int kProducts = 4;  // of one block under way: registers for sums
 constexpr int kRing = 4;      // converted blocks
-static_assert((kRing + 2) * kProducts * kTileBytes <= kMinWorkspaceBytes);
+static_assert((kRing + 4) * kProducts * kTileBytes <= kMinWorkspaceBytes);
 static_assert(kBf16TilesPerTask == kProducts);
 
 // Registers 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights.
@@ -147,21 +147,36 @@ inline void convert_tile(const W& weights, const std::byte* block, std::byte* ou
 
 // ------------------------------------------------------------------ products
 
-// Sums of a tile, [tokens][16 rows], to the outputs of kGroups groups, whose sums lie `step` bytes
-// apart; with gates, of the first of two groups, which open the second.
-template <int kGroups, bool kHasGates>
-void finish(const TileArgs& tile, int64_t group, const std::byte* sums, int64_t step) {
+inline F32 load_sum(const std::byte* sums, int token) {
+  return F32::load(reinterpret_cast<const float*>(sums + 64 * token));
+}
+
+// Sums of a tile, [tokens][16 rows], to the outputs of kGroups groups, which lie next to each other.
+template <int kGroups>
+void finish(const TileArgs& tile, int64_t group, const std::byte* sums) {
   const F32 factor = F32::set1(bf16_factor(tile.exponent));
-  const auto load_sum = [&](int g, int token) {
-    return F32::load(reinterpret_cast<const float*>(sums + g * step + 64 * token)) * factor;
-  };
   for (int t = 0; t < tile.num_tokens; ++t) {
-    if constexpr (kHasGates) {
-      store_rows(tile, group, t, silu_mul_approx(load_sum(0, t), load_sum(1, t)).v);
-    } else {
 #pragma GCC unroll 4
-      for (int g = 0; g < kGroups; ++g) store_rows(tile, group + g, t, load_sum(g, t).v);
+    for (int g = 0; g < kGroups; ++g) {
+      store_rows(tile, group + g, t, (load_sum(sums + g * kTileBytes, t) * factor).v);
     }
+  }
+}
+
+// Two groups of gates, from an even one on, open two others: a block of the next linear's panel. `sums`:
+// those of the two, then of what they open.
+void finish_gates(const TileArgs& tile, int64_t group, const std::byte* const* sums) {
+  const F32 factor = F32::set1(bf16_factor(tile.exponent));
+  const bool is_w4 = tile.gate_reader == WeightFormat::kW4;
+  const __m512i order = load_w4_order();
+  const auto value = [&](int g, int t) {
+    return silu_mul_approx(load_sum(sums[g], t) * factor, load_sum(sums[g + 2], t) * factor).v;
+  };
+  std::byte* out = tile.gate_panel + group / 2 * 64 * tile.num_tokens;
+  for (int t = 0; t < tile.num_tokens; ++t) {
+    const __m512i rounded = round_block(value(0, t), value(1, t));
+    _mm512_storeu_si512(out + 64 * t,
+                        is_w4 ? _mm512_permutexvar_epi16(order, rounded) : rounded);
   }
 }
 
@@ -174,14 +189,19 @@ inline void for_each(Op op) {
   if constexpr (kCount > 3) op.template operator()<3>();
 }
 
-// kTiles tiles of tokens against kGroups groups, at most four products a block: the next block is
-// converted while the tile unit works on the one before. The sums of tile t and group g go to
-// sums + (t * kGroups + g) tiles.
-template <class W, int kTiles, int kGroups>
-void multiply_groups(const W& weights, const TileArgs* tiles, int64_t first, std::byte* ring,
-                     std::byte* sums) {
+// kTiles tiles of tokens against kGroups groups, the first ones of kRuns runs of neighbours, at most four
+// products a block: the next block is converted while the tile unit works on the one before. The sums
+// of tile t and group g go to sums + (t * kGroups + g) tiles.
+template <class W, int kTiles, int kGroups, int kRuns>
+void multiply_groups(const W& weights, const TileArgs* tiles, const int64_t (&runs)[kRuns],
+                     std::byte* ring, std::byte* sums) {
+  constexpr int kRunGroups = kGroups / kRuns;
   const int64_t num_blocks = tiles[0].num_blocks;
-  const std::byte* base = tiles[0].weights + first * num_blocks * W::kBytes;
+  const std::byte* groups[kGroups];
+  for (int g = 0; g < kGroups; ++g) {
+    const int64_t index = runs[g / kRunGroups] + g % kRunGroups;
+    groups[g] = tiles[0].weights + index * num_blocks * W::kBytes;
+  }
   const auto load_tokens = [&]<int kTile>(int64_t b) {
     load_tile<4 + kTile % 2>(tiles[kTile].panel + b * 64 * tiles[kTile].num_tokens);
   };
@@ -203,9 +223,9 @@ void multiply_groups(const W& weights, const TileArgs* tiles, int64_t first, std
   for (int64_t b = 0; b < num_blocks; ++b) {
     std::byte* out = ring + b % kRing * kGroups * kTileBytes;
     for_each<kGroups>([&]<int kGroup>() {
-      const std::byte* block = base + (kGroup * num_blocks + b) * W::kBytes;
+      const std::byte* block = groups[kGroup] + b * W::kBytes;
       // The groups after these are the next to be read.
-      prefetch_far(block + kGroups * num_blocks * W::kBytes, W::kBytes);
+      prefetch_far(block + kRunGroups * num_blocks * W::kBytes, W::kBytes);
       convert_tile(weights, block, out + kGroup * kTileBytes);
       if (b > 0) multiply_group.template operator()<kGroup>(b - 1);
     });
@@ -225,22 +245,37 @@ template <class W, int kTiles>
 void run_groups(const W& weights, const TileArgs* tiles, std::byte* workspace) {
   std::byte* sums = workspace + kRing * kProducts * kTileBytes;
   for_all_groups<kProducts / kTiles>(0, tiles[0].num_groups, [&]<int kGroups>(int64_t first) {
-    multiply_groups<W, kTiles, kGroups>(weights, tiles, first, workspace, sums);
+    multiply_groups<W, kTiles, kGroups, 1>(weights, tiles, {first}, workspace, sums);
     for (int t = 0; t < kTiles; ++t) {
-      finish<kGroups, false>(tiles[t], first, sums + t * kGroups * kTileBytes, kTileBytes);
+      finish<kGroups>(tiles[t], first, sums + t * kGroups * kTileBytes);
     }
   });
 }
 
 template <class W, int kTiles>
 void run_gates(const W& weights, const TileArgs* tiles, std::byte* workspace) {
-  constexpr int64_t kStep = kTiles * kTileBytes;
-  std::byte* sums = workspace + kRing * kTileBytes;
-  for (int64_t group = 0; group < tiles[0].num_groups; ++group) {
+  // Groups that are multiplied together: gates and what they open, or some of both.
+  constexpr int kGroups = kProducts / kTiles > 2 ? 4 : kProducts / kTiles > 1 ? 2 : 1;
+  std::byte* sums = workspace + kRing * kProducts * kTileBytes;
+  for (int64_t group = 0; group < tiles[0].num_groups; group += 2) {
     const int64_t up = group + tiles[0].up_groups;
-    multiply_groups<W, kTiles, 1>(weights, tiles, group, workspace, sums);
-    multiply_groups<W, kTiles, 1>(weights, tiles, up, workspace, sums + kStep);
-    for (int t = 0; t < kTiles; ++t) finish<2, true>(tiles[t], group, sums + t * kTileBytes, kStep);
+    if constexpr (kGroups == 4) {
+      multiply_groups<W, kTiles, 4, 2>(weights, tiles, {group, up}, workspace, sums);
+    } else {
+      for (int i = 0; i < 4; i += kGroups) {
+        const int64_t first = (i < 2 ? group : up) + i % 2;
+        multiply_groups<W, kTiles, kGroups, 1>(weights, tiles, {first}, workspace,
+                                               sums + i * kTiles * kTileBytes);
+      }
+    }
+    // Sum of tile t and group i of the four: in passes of kGroups, each [tiles][kGroups].
+    const auto sum = [&](int t, int i) {
+      return sums + (i / kGroups * kGroups * kTiles + t * kGroups + i % kGroups) * kTileBytes;
+    };
+    for (int t = 0; t < kTiles; ++t) {
+      const std::byte* four[] = {sum(t, 0), sum(t, 1), sum(t, 2), sum(t, 3)};
+      finish_gates(tiles[t], group, four);
+    }
   }
 }
 

@@ -9,25 +9,6 @@ namespace {
 
 constexpr int kBatch = 16;  // blocks
 
-// Value i of a w4 block in the order of its nibbles: 16-bit lane 2 r + j of load i holds row r's
-// columns 4 i + 2 j, 16 + 4 i + 2 j, and one more of each, from the low nibble up.
-constexpr int w4_column(int i) {
-  const int pair = i / 2;
-  return 4 * (pair / 4) + 2 * (i % 2) + (pair % 4) / 2 + 16 * (pair % 2);
-}
-
-struct Order {
-  alignas(64) uint16_t column[kBlockCols];
-};
-
-constexpr Order make_w4_order() {
-  Order order = {};
-  for (int i = 0; i < kBlockCols; ++i) order.column[i] = static_cast<uint16_t>(w4_column(i));
-  return order;
-}
-
-constexpr Order kW4Order = make_w4_order();
-
 void quantize_token(const LinearArgs& args, const PanelSet& panels, int64_t token) {
   const float* x = args.x + token * args.x_stride;
   const float inverse = args.prologue == Prologue::kRmsNorm
@@ -35,7 +16,7 @@ void quantize_token(const LinearArgs& args, const PanelSet& panels, int64_t toke
                             : 0.0f;
   const PanelSlot plain = panel_slot(panels, kBf16Panel, token, 2 * kBlockCols);
   const PanelSlot w4 = panel_slot(panels, kBf16W4Panel, token, 2 * kBlockCols);
-  const __m512i order = _mm512_load_si512(kW4Order.column);
+  const __m512i order = load_w4_order();
   alignas(64) float buffer[kBatch * kBlockCols];
   for (int64_t block = 0; block < panels.num_blocks; block += kBatch) {
     const int count = static_cast<int>(min_of(kBatch, panels.num_blocks - block));
@@ -44,7 +25,7 @@ void quantize_token(const LinearArgs& args, const PanelSet& panels, int64_t toke
     for (int i = 0; i < count; ++i) {
       const __m512 low = _mm512_loadu_ps(values + kBlockCols * i);
       const __m512 high = _mm512_loadu_ps(values + kBlockCols * i + 16);
-      const auto rounded = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+      const __m512i rounded = round_block(low, high);
       const int64_t offset = (block + i) * plain.stride;
       if (panels.base[kBf16Panel]) _mm512_storeu_si512(plain.values + offset, rounded);
       if (panels.base[kBf16W4Panel]) {
