@@ -71,7 +71,7 @@ def test_ends_are_forbidden_until_min_tokens_and_bias_is_kept() -> None:
         batch.add(new_request("late", [1, 2, 3, 4], [1], num_prompt_tokens=2, sampling=sampling)),
     ]
     arrays = make_sampling_arrays(
-        [LogitsRow(state) for state in states], range(len(states)), EOG, 64
+        batch.sampling, [LogitsRow(state) for state in states], range(len(states)), EOG, 64
     )
     assert arrays.bias_indptr.tolist() == [0, 4, 5]
     assert arrays.bias_ids.tolist() == [4, 3, 7, 11, 4]
@@ -84,7 +84,7 @@ def test_penalties_count_output_and_remember_prompt() -> None:
     sampling = SamplingParams(repetition_penalty=1.2)
     state = batch.add(new_request("a", [8, 9, 8], [0], num_prompt_tokens=2, sampling=sampling))
     batch.append_token(state, 8)
-    arrays = make_sampling_arrays([LogitsRow(state)], [0], EOG, 64)
+    arrays = make_sampling_arrays(batch.sampling, [LogitsRow(state)], [0], EOG, 64)
     assert dict(zip(arrays.history_ids, arrays.history_counts, strict=True)) == {8: 2, 9: 0}
 
 
@@ -95,7 +95,7 @@ def test_prompt_rows_are_scored_without_any_modification() -> None:
     )
     state = batch.add(new_request("a", [8, 9], [0], sampling=sampling))
     arrays = make_sampling_arrays(
-        [LogitsRow(state, target_id=9), LogitsRow(state)], [0, 1], EOG, 64
+        batch.sampling, [LogitsRow(state, target_id=9), LogitsRow(state)], [0, 1], EOG, 64
     )
     assert arrays.bias_indptr.tolist() == [0, 0, 3]
     assert arrays.history_indptr.tolist() == [0, 0, 2]
@@ -116,3 +116,34 @@ def test_rows_behind_one_prompt_are_neighbours_and_prompts_come_last() -> None:
     assert [state.request_id for state in step.states] == ["a", "c", "e", "b", "d", "p"]
     assert step.query_start_loc.tolist() == [0, 1, 2, 3, 4, 5, 45]
     assert step.starts.tolist() == [259] * 5 + [0]
+
+
+def test_rows_that_stay_are_arranged_once_and_others_anew() -> None:
+    batch = InputBatch(max_num_seqs=3, max_model_len=64, block_size=16)
+    for request_id, blocks in (("a", [0]), ("b", [1])):
+        batch.add(new_request(request_id, [1, 2, 3], blocks, num_computed_tokens=2))
+    decode = SchedulerOutput(step_id=1, num_scheduled_tokens={"a": 1, "b": 1})
+    first = batch.step_rows(decode)
+    batch.update(CachedRequestData("a", new_block_ids=[], num_computed_tokens=3))
+    second = batch.step_rows(decode)
+    assert second.states is first.states
+    assert second.starts.tolist() == [3, 2]
+    guessed = SchedulerOutput(step_id=2, num_scheduled_tokens={"a": 3, "b": 1})
+    third = batch.step_rows(guessed)
+    assert third.states is first.states
+    assert (third.counts.tolist(), third.query_start_loc.tolist()) == ([3, 1], [0, 3, 4])
+    batch.drop(["a"])
+    returned = batch.add(new_request("a", [1, 2, 3, 4], [2], num_computed_tokens=3))
+    assert batch.step_rows(decode).states[0] is returned
+
+
+def test_parameters_are_gathered_anew_when_a_row_changes_hands() -> None:
+    batch = InputBatch(max_num_seqs=1, max_model_len=64, block_size=16)
+    temperatures = []
+    for request_id, temperature in (("a", 0.5), ("b", 0.25)):
+        sampling = SamplingParams(temperature=temperature)
+        state = batch.add(new_request(request_id, [1, 2], [0], sampling=sampling))
+        arrays = make_sampling_arrays(batch.sampling, [LogitsRow(state)], [0], EOG, 64)
+        temperatures += arrays.temperature.tolist()
+        batch.drop([request_id])
+    assert temperatures == [0.5, 0.25]

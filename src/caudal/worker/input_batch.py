@@ -19,6 +19,7 @@ from caudal.ops.interface import BatchArrays
 from caudal.sampling_params import SamplingParams
 from caudal.step_io import CachedRequestData, NewRequestData, SchedulerOutput
 from caudal.structured_output.constraint import Constraint
+from caudal.worker.sampling_table import SamplingTable
 
 
 @dataclass(slots=True)
@@ -40,6 +41,11 @@ class RequestState:
     """What the output must look like; None where it is free."""
 
     @property
+    def may_have_bias(self) -> bool:
+        """Whether something may be added to logits: a bias, or what forbids an early end."""
+        return bool(self.sampling.logit_bias) or self.sampling.min_tokens > 0
+
+    @property
     def num_output_tokens(self) -> int:
         return self.num_known_tokens - self.num_prompt_tokens
 
@@ -57,9 +63,26 @@ class StepRows:
 
     states: list[RequestState]
     rows: NDArray[np.int64]  # [num_seqs]
-    starts: NDArray[np.int64]  # [num_seqs] first position computed
-    counts: NDArray[np.int64]  # [num_seqs] tokens computed
+    starts: NDArray[np.int32]  # [num_seqs] first position computed
+    counts: NDArray[np.int32]  # [num_seqs] tokens computed
     query_start_loc: NDArray[np.int32]  # [num_seqs + 1]
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all rows."""
+        return int(self.query_start_loc[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrangement:
+    """The order of a step's rows, which the next step has too if it runs the same ones."""
+
+    request_ids: list[str]  # as scheduled
+    places: NDArray[np.intp]  # [num_seqs] of the rows in batch order
+    states: list[RequestState]  # in batch order
+    rows: NDArray[np.int64]  # [num_seqs]
+    ones: NDArray[np.int32]  # [num_seqs] a token each
+    ones_loc: NDArray[np.int32]  # [num_seqs + 1] where these begin
 
 
 class InputBatch:
@@ -70,10 +93,12 @@ class InputBatch:
         self.block_size = block_size
         self.tokens = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
         self.block_table = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
-        self.num_computed = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_computed = np.zeros(max_num_seqs, dtype=np.int32)
         self.states: dict[str, RequestState] = {}
+        self.sampling = SamplingTable(max_num_seqs)
         self.num_pooling = 0
         """Rows that pool hidden states."""
+        self._last: _Arrangement | None = None
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
     def drop(self, request_ids: Sequence[str]) -> None:
@@ -81,11 +106,13 @@ class InputBatch:
         for request_id in request_ids:
             state = self.states.pop(request_id, None)
             if state is not None:
+                self._last = None
                 self._free_rows.append(state.row)
                 self.num_pooling -= state.sampling.pooling is not None
 
     def add(self, data: NewRequestData) -> RequestState:
         """Give a new (or returning) request a row."""
+        self._last = None
         row = self._free_rows.pop()
         num_known, num_blocks = len(data.token_ids), len(data.block_ids)
         self.tokens[row, :num_known] = data.token_ids
@@ -102,6 +129,7 @@ class InputBatch:
             token_counts=_count_tokens(data),
         )
         self.states[data.request_id] = state
+        self.sampling.put(row, data.sampling, data.seed)
         self.num_pooling += data.sampling.pooling is not None
         return state
 
@@ -130,42 +158,58 @@ class InputBatch:
 
     def step_rows(self, output: SchedulerOutput) -> StepRows:
         """The rows that `output` runs, those beside each other that attention takes together."""
-        states = [self.states[request_id] for request_id in output.num_scheduled_tokens]
-        rows = np.fromiter((state.row for state in states), dtype=np.int64, count=len(states))
-        counts = np.fromiter(
-            output.num_scheduled_tokens.values(), dtype=np.int64, count=len(states)
-        )
-        last_shared = SHARED_TOKENS // self.block_size - 1
-        if len(states) > 2 and last_shared < self.block_table.shape[1]:
-            is_prompt = counts > MAX_SHARED_QUERIES
-            order = np.lexsort((self.block_table[rows, last_shared], is_prompt))
-            states = [states[index] for index in order]
-            rows, counts = rows[order], counts[order]
-        query_start_loc = np.zeros(len(states) + 1, dtype=np.int32)
-        np.cumsum(counts, out=query_start_loc[1:])
-        return StepRows(states, rows, self.num_computed[rows], counts, query_start_loc)
+        request_ids = list(output.num_scheduled_tokens)
+        scheduled = list(output.num_scheduled_tokens.values())
+        most = max(scheduled)
+        arranged = self._last
+        if arranged is None or most > MAX_SHARED_QUERIES or arranged.request_ids != request_ids:
+            arranged = self._arrange(request_ids, scheduled)
+            self._last = arranged if most <= MAX_SHARED_QUERIES else None
+        rows, counts, query_start_loc = arranged.rows, arranged.ones, arranged.ones_loc
+        if most > 1:
+            counts = np.array(scheduled, dtype=np.int32)[arranged.places]
+            query_start_loc = np.zeros(len(rows) + 1, dtype=np.int32)
+            np.cumsum(counts, out=query_start_loc[1:])
+        return StepRows(arranged.states, rows, self.num_computed[rows], counts, query_start_loc)
 
     def build(self, step: StepRows, logits_indices: NDArray[np.int32]) -> BatchArrays:
         """The ragged batch of `step`."""
-        num_tokens = int(step.query_start_loc[-1])
+        num_tokens = step.num_tokens
         if num_tokens == len(step.rows):  # one token a row: the common decode step
             token_rows, positions = step.rows, step.starts
         else:
             token_rows = np.repeat(step.rows, step.counts)
             shift = step.starts - step.query_start_loc[:-1]
-            positions = np.arange(num_tokens) + np.repeat(shift, step.counts)
+            positions = np.arange(num_tokens, dtype=np.int32) + np.repeat(shift, step.counts)
         seq_lens = step.starts + step.counts
         max_blocks = -(-int(seq_lens.max()) // self.block_size)
         blocks = self.block_table[token_rows, positions // self.block_size]
         return BatchArrays(
             input_ids=self.tokens[token_rows, positions],
-            positions=positions.astype(np.int32),
-            slot_mapping=blocks * np.int32(self.block_size)
-            + (positions % self.block_size).astype(np.int32),
+            positions=positions,
+            slot_mapping=blocks * self.block_size + positions % self.block_size,
             query_start_loc=step.query_start_loc,
-            seq_lens=seq_lens.astype(np.int32),
+            seq_lens=seq_lens,
             block_tables=self.block_table[step.rows, :max_blocks],
             logits_indices=logits_indices,
+        )
+
+    def _arrange(self, request_ids: list[str], scheduled: list[int]) -> _Arrangement:
+        """Decoding rows with a block in common side by side, then prompts."""
+        states = [self.states[request_id] for request_id in request_ids]
+        rows = np.fromiter((state.row for state in states), dtype=np.int64, count=len(states))
+        last_shared = SHARED_TOKENS // self.block_size - 1
+        places = np.arange(len(rows))
+        if len(states) > 2 and last_shared < self.block_table.shape[1]:
+            is_prompt = np.array(scheduled) > MAX_SHARED_QUERIES
+            places = np.lexsort((self.block_table[rows, last_shared], is_prompt))
+        return _Arrangement(
+            request_ids,
+            places,
+            states=[states[index] for index in places],
+            rows=rows[places],
+            ones=np.ones(len(rows), dtype=np.int32),
+            ones_loc=np.arange(len(rows) + 1, dtype=np.int32),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,15 @@ from caudal.worker.row_errors import public_message
 from caudal.worker.sampler import LogitsRow, make_sampling_arrays, read_logprobs, stack_masks
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeRows:
+    """What the logits of a step are that computes one token of each of some free rows."""
+
+    states: list[RequestState]
+    rows: list[LogitsRow]
+    indices: NDArray[np.int32]
 
 
 class ModelRunner:
@@ -39,6 +49,7 @@ class ModelRunner:
         self._eog_token_ids = constrained.eog_token_ids
         self._pooler = pooler
         self._constrained = constrained
+        self._decode_rows: _DecodeRows | None = None
         self.drafter: NgramDrafter | None = None
         self.faults: dict[str, int] = {}
         """Tests only: request id -> output tokens after which its row raises."""
@@ -98,6 +109,9 @@ class ModelRunner:
 
     def _select_logits(self, step: StepRows) -> tuple[list[LogitsRow], NDArray[np.int32]]:
         """Rows whose logits are needed: the last token of a row that samples, prompt scores."""
+        decoding = self._find_decode_rows(step)
+        if decoding is not None:
+            return decoding.rows, decoding.indices
         rows: list[LogitsRow] = []
         indices: list[int] = []
         ends = (step.starts + step.counts).tolist()
@@ -111,15 +125,36 @@ class ModelRunner:
                 rows.extend(LogitsRow(state, target) for target in targets)
                 indices.extend(range(query_end - count, query_end - count + len(targets)))
             num_guessed = end - state.num_known_tokens
-            if num_guessed >= 0 and sampling.max_tokens > 0:
+            if num_guessed < 0 or sampling.max_tokens == 0:
+                continue
+            if num_guessed:
                 guesses = self._batch.tokens[state.row, state.num_known_tokens : end].tolist()
                 rows.extend(
                     LogitsRow(state, num_guessed=number, next_guess=guess)
                     for number, guess in enumerate(guesses)
                 )
-                rows.append(LogitsRow(state, num_guessed=num_guessed))
-                indices.extend(range(query_end - 1 - num_guessed, query_end))
+            rows.append(LogitsRow(state, num_guessed=num_guessed))
+            indices.extend(range(query_end - 1 - num_guessed, query_end))
         return rows, np.array(indices, dtype=np.int32)
+
+    def _find_decode_rows(self, step: StepRows) -> _DecodeRows | None:
+        """The rows of a step that decodes a token of each, without any form; None for other steps.
+
+        They are those of the last such step if it ran the same.
+        """
+        states = step.states
+        if step.num_tokens != len(states):
+            return None
+        if [state.num_known_tokens for state in states] != (step.starts + 1).tolist():
+            return None
+        last = self._decode_rows
+        if last is None or last.states is not states:
+            last = None
+            if all(_decodes_freely(state) for state in states):
+                indices = np.arange(len(states), dtype=np.int32)
+                last = _DecodeRows(states, [LogitsRow(state) for state in states], indices)
+            self._decode_rows = last
+        return last
 
     def _sample(
         self,
@@ -169,7 +204,8 @@ class ModelRunner:
     def _draw(
         self, rows: list[LogitsRow], places: Sequence[int], logits: NDArray[np.float32]
     ) -> SamplingResult:
-        arrays = make_sampling_arrays(rows, places, self._eog_token_ids, logits.shape[1])
+        table = self._batch.sampling
+        arrays = make_sampling_arrays(table, rows, places, self._eog_token_ids, logits.shape[1])
         return self._backend.sample(logits, arrays)
 
     def _draw_again(
@@ -206,3 +242,12 @@ class ModelRunner:
             raise ArithmeticError("the model produced logits that are not numbers")
         if self.faults and num_output_tokens >= self.faults.get(request_id, 1 << 62):
             raise RuntimeError("injected fault")
+
+
+def _decodes_freely(state: RequestState) -> bool:
+    sampling = state.sampling
+    return (
+        state.constraint is None
+        and sampling.num_prompt_logprobs is None
+        and sampling.max_tokens > 0
+    )

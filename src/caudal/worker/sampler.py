@@ -12,8 +12,10 @@ from caudal.ops.interface import SamplingArrays, SamplingResult
 from caudal.sampling_params import SamplingParams
 from caudal.step_io import TokenLogprobs
 from caudal.worker.input_batch import RequestState
+from caudal.worker.sampling_table import NOTHING, GatheredParams, SamplingTable
 
-_NO_TARGET = -1
+_NO_IDS = np.empty(0, dtype=np.int32)
+_NO_VALUES = np.empty(0, dtype=np.float32)
 _SECOND_DRAWS = 1 << 40
 
 
@@ -22,11 +24,11 @@ class LogitsRow:
     """One row of logits: which request, and whether it samples or scores a prompt token."""
 
     state: RequestState
-    target_id: int = _NO_TARGET
+    target_id: int = NOTHING
     """Prompt logprobs: the known next token to score."""
     num_guessed: int = 0
     """Guessed tokens between the known ones and this row's."""
-    next_guess: int = _NO_TARGET
+    next_guess: int = NOTHING
     """What the row's token must be for the next row of the request to count."""
     mask: NDArray[np.int32] | None = None  # [ceil(vocab / 32)]
     """A bit for every id that the form of the output allows."""
@@ -41,11 +43,11 @@ class LogitsRow:
 
     @property
     def is_prompt(self) -> bool:
-        return self.target_id != _NO_TARGET
+        return self.target_id != NOTHING
 
     def is_refuted_by(self, token_id: int) -> bool:
         """Whether the row's token is another than was guessed."""
-        return self.next_guess != _NO_TARGET and self.next_guess != token_id
+        return self.next_guess != NOTHING and self.next_guess != token_id
 
     @property
     def has_plain_distribution(self) -> bool:
@@ -64,45 +66,41 @@ class LogitsRow:
 
 
 def make_sampling_arrays(
-    rows: list[LogitsRow], places: Sequence[int], eog_token_ids: frozenset[int], vocab_size: int
+    table: SamplingTable,
+    rows: list[LogitsRow],
+    places: Sequence[int],
+    eog_token_ids: frozenset[int],
+    vocab_size: int,
 ) -> SamplingArrays:
     """Gather the parameters of `rows`, whose logits are at `places`.
 
     Prompt rows are scored without any modification.
     """
-    num_rows = len(rows)
-    params = [row.state.sampling for row in rows]
-    floats = np.array(
-        [
-            (p.temperature, p.top_p, p.min_p, p.presence_penalty, p.frequency_penalty,
-             p.repetition_penalty)
-            for p in params
-        ],
-        dtype=np.float32,
-    ).reshape(num_rows, 6)  # fmt: skip
-    columns = np.ascontiguousarray(floats.T)
-    bias_indptr, bias_ids, bias_values = _bias_csr(rows, eog_token_ids)
-    history_indptr, history_ids, history_counts = _history_csr(rows)
-    mask_rows, mask_words = _masks(rows, vocab_size)
+    params = table.gather([row.state.row for row in rows])
+    num_logprobs, target_ids = _targets(rows, params)
+    bias_indptr, bias_ids, bias_values = _bias_csr(rows, params, eog_token_ids)
+    history_indptr, history_ids, history_counts = _history_csr(rows, params)
+    mask_rows, mask_words = _masks(rows, params, vocab_size)
+    temperature, top_p, min_p, presence, frequency, repetition = params.floats
     return SamplingArrays(
         logit_rows=np.array(places, dtype=np.int32),
-        temperature=columns[0],
-        top_k=np.array([p.top_k for p in params], dtype=np.int32),
-        top_p=columns[1],
-        min_p=columns[2],
-        presence_penalty=columns[3],
-        frequency_penalty=columns[4],
-        repetition_penalty=columns[5],
-        seed=np.array([row.state.seed for row in rows], dtype=np.uint64),
-        position=np.array([_draw_number(row) for row in rows], dtype=np.int64),
+        temperature=temperature,
+        top_k=params.top_k,
+        top_p=top_p,
+        min_p=min_p,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        repetition_penalty=repetition,
+        seed=params.seed,
+        position=_draw_numbers(rows),
         bias_indptr=bias_indptr,
         bias_ids=bias_ids,
         bias_values=bias_values,
         history_indptr=history_indptr,
         history_ids=history_ids,
         history_counts=history_counts,
-        num_logprobs=np.array([_num_logprobs(row) for row in rows], dtype=np.int32),
-        target_ids=np.array([row.target_id for row in rows], dtype=np.int32),
+        num_logprobs=num_logprobs,
+        target_ids=target_ids,
         mask_rows=mask_rows,
         mask_words=mask_words,
     )
@@ -131,24 +129,38 @@ def _has_filter(sampling: SamplingParams) -> bool:
     return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
 
 
-def _draw_number(row: LogitsRow) -> int:
-    """Of the random numbers of a seed: one for each position, and one for a second draw there."""
-    return row.state.num_known_tokens + row.num_guessed + row.is_second_draw * _SECOND_DRAWS
+def _draw_numbers(rows: list[LogitsRow]) -> NDArray[np.int64]:
+    """Which random number of its seed a row takes: a position has one, and another at hand."""
+    numbers = [
+        row.state.num_known_tokens + row.num_guessed + row.is_second_draw * _SECOND_DRAWS
+        for row in rows
+    ]
+    return np.array(numbers, dtype=np.int64)
 
 
-def _num_logprobs(row: LogitsRow) -> int:
-    sampling = row.state.sampling
-    wanted = sampling.num_prompt_logprobs if row.is_prompt else sampling.num_logprobs
-    return -1 if wanted is None else wanted
+def _targets(
+    rows: list[LogitsRow], params: GatheredParams
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """How many logprobs each row gives, and the tokens that prompt rows score."""
+    prompts = [index for index, row in enumerate(rows) if row.target_id != NOTHING]
+    if not prompts:
+        return params.num_logprobs, params.nothing
+    num_logprobs, target_ids = params.num_logprobs.copy(), params.nothing.copy()
+    for index in prompts:
+        wanted = rows[index].state.sampling.num_prompt_logprobs
+        num_logprobs[index] = NOTHING if wanted is None else wanted
+        target_ids[index] = rows[index].target_id
+    return num_logprobs, target_ids
 
 
 def _bias_csr(
-    rows: list[LogitsRow], eog_token_ids: frozenset[int]
+    rows: list[LogitsRow], params: GatheredParams, eog_token_ids: frozenset[int]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
     """Logit changes by row: logit_bias, and ends before min_tokens."""
-    indptr = np.zeros(len(rows) + 1, dtype=np.int32)
-    ids: list[NDArray[np.int32]] = [np.empty(0, dtype=np.int32)]
-    values: list[NDArray[np.float32]] = [np.empty(0, dtype=np.float32)]
+    if not any(row.state.may_have_bias for row in rows):
+        return params.no_indptr, _NO_IDS, _NO_VALUES
+    indptr = params.no_indptr.copy()
+    ids, values = [_NO_IDS], [_NO_VALUES]
     num_ids = 0
     for index, row in enumerate(rows):
         if not row.is_prompt:
@@ -176,22 +188,26 @@ def _biases(
     return parts
 
 
-def _masks(rows: list[LogitsRow], vocab_size: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _masks(
+    rows: list[LogitsRow], params: GatheredParams, vocab_size: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Per row the place of its mask, and the masks."""
-    masks: list[NDArray[np.int32]] = []
-    places = []
-    for row in rows:
-        places.append(-1 if row.mask is None else len(masks))
-        if row.mask is not None:
-            masks.append(row.mask)
-    return np.array(places, dtype=np.int32), stack_masks(masks, vocab_size)
+    masked = [(index, row.mask) for index, row in enumerate(rows) if row.mask is not None]
+    words = stack_masks([mask for _, mask in masked], vocab_size)
+    if not masked:
+        return params.nothing, words
+    places = params.nothing.copy()
+    places[[index for index, _ in masked]] = np.arange(len(masked))
+    return places, words
 
 
 def _history_csr(
-    rows: list[LogitsRow],
+    rows: list[LogitsRow], params: GatheredParams
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
     """Ids seen by each row that has a penalty, with their occurrences in the output."""
-    indptr = np.zeros(len(rows) + 1, dtype=np.int32)
+    if all(row.state.token_counts is None for row in rows):
+        return params.no_indptr, _NO_IDS, _NO_IDS
+    indptr = params.no_indptr.copy()
     ids: list[int] = []
     counts: list[int] = []
     for index, row in enumerate(rows):
