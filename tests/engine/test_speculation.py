@@ -13,9 +13,14 @@ from msgspec.structs import replace
 from caudal.config import CacheConfig, SchedulerConfig
 from caudal.sampling_params import SamplingParams, StructuredOutputsParams
 from caudal.scheduler.output import FinishReason
+from caudal.tokenizer import Tokenizer
+from caudal.weights.gguf import GGUFFile
 from tests.engine.engine_harness import Harness, Result
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True, num_logprobs=0)
+
+
+ANYTHING = StructuredOutputsParams(regex="(?s:.*)")
 
 
 def engine_of(model: Path, num_guesses: int, cache: CacheConfig | None = None) -> Harness:
@@ -35,6 +40,7 @@ PROMPTS = [repetitive_prompt(seed, 40 + 13 * seed) for seed in range(8)]
 @pytest.fixture(scope="module")
 def plain(demo_model: Path) -> Iterator[Harness]:
     engine = engine_of(demo_model, 0)
+    engine.executor._constrained.factory.prepare(ANYTHING).result()  # the thread outlives a test
     yield engine
     engine.executor.shutdown()
 
@@ -42,6 +48,7 @@ def plain(demo_model: Path) -> Iterator[Harness]:
 @pytest.fixture(scope="module")
 def guessing(demo_model: Path) -> Iterator[Harness]:
     engine = engine_of(demo_model, 8)
+    engine.executor._constrained.factory.prepare(ANYTHING).result()  # the thread outlives a test
     yield engine
     engine.executor.shutdown()
 
@@ -112,6 +119,58 @@ def test_stop_token_inside_a_right_guess_ends_the_answer(plain: Harness, guessin
     result = guessing.generate([prompt], sampling)[0]
     assert result.token_ids == whole[: whole.index(whole[20]) + 1]
     assert result.finish_reason is FinishReason.STOP
+
+
+LIST = {
+    "type": "array",
+    "minItems": 3,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "length": {"type": "number"},
+            "tags": {"type": "array", "items": {"enum": ["old", "new"]}, "maxItems": 3},
+        },
+        "required": ["name", "length", "tags"],
+        "additionalProperties": False,
+    },
+}
+EXAMPLE = 'Answer with a list like [{"name": "Ulm", "length": 12.5, "tags": ["old"]}]: '
+FORMS = {
+    "list": StructuredOutputsParams(json=LIST),
+    "digits": StructuredOutputsParams(json={"type": "array", "items": {"type": "number"}}),
+    "any": StructuredOutputsParams(json_object=True),
+    "regex": StructuredOutputsParams(regex="(ab ?)+"),
+}
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {},
+        {"temperature": 0.8, "seed": 3},
+        {"min_tokens": 20},
+        {"temperature": 0.8, "seed": 3, "top_p": 0.9},
+        {"num_logprobs": 2},
+        {"ignore_eos": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_enforced_forms_are_the_same_with_guesses(
+    form: str, option: dict[str, Any], plain: Harness, guessing: Harness, demo_model: Path
+) -> None:
+    sampling = SamplingParams(temperature=0.0, max_tokens=70, structured_outputs=FORMS[form])
+    sampling = replace(sampling, **option)
+    texts = [f"{EXAMPLE}{'1 2 3 ' * number}" for number in range(3)]
+    with GGUFFile.open(demo_model) as gguf:
+        tokenizer = Tokenizer.from_gguf_metadata(gguf.metadata)
+    prompts = [tokenizer.encode(text) for text in texts]
+    before = guessing.core.stats().num_draft_tokens
+    assert exact(guessing.generate(prompts, sampling)) == exact(plain.generate(prompts, sampling))
+    needs_masks = "top_p" in option or "num_logprobs" in option
+    num_guessed = guessing.core.stats().num_draft_tokens - before
+    assert (num_guessed == 0) if needs_masks else (form != "list" or num_guessed > 0)
 
 
 def test_enforced_forms_and_free_texts_run_together(demo_model: Path) -> None:

@@ -10,7 +10,8 @@ from caudal.structured_output.constraint import Constraint, ConstraintError, Con
 from caudal.structured_output.mask_thread import MaskThread
 from caudal.worker.input_batch import RequestState
 from caudal.worker.row_errors import public_message
-from caudal.worker.sampler import LogitsRow
+from caudal.worker.sampler import NEVER, LogitsRow
+from caudal.worker.sampling_table import NOTHING
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +51,11 @@ class ConstrainedRows:
             constraint = row.state.constraint
             if constraint is None or row.is_prompt or constraint.is_complete:
                 continue
-            if constraint.can_check and row.has_plain_distribution:
+            if row.is_checked:
                 self._checked.append((place, row, constraint))
-            else:
+            elif row.num_guessed == 0:
                 self._masked.append((row, constraint))
+                _drop_guesses(row)  # their masks cannot be known before its token
         self._begin([constraint for _, constraint in self._masked])
 
     def apply(self) -> None:
@@ -67,13 +69,22 @@ class ConstrainedRows:
         """The places of rows whose form does not allow what they sampled without a mask.
 
         Those rows have their masks now. The others' forms have taken their token of `token_ids`,
-        one for each row given to `start`. A row that fails gets an `error`.
+        one for each row given to `start`. A row that fails gets an `error`. Rows behind a wrong
+        guess are not looked at, and what is refused makes the guess behind it a wrong one.
         """
-        refused = [
-            (place, row, constraint)
-            for place, row, constraint in self._checked
-            if not self._is_taken(row, constraint, token_ids[place])
-        ]
+        refused: list[tuple[int, LogitsRow, Constraint]] = []
+        right: LogitsRow | None = None  # the last row, if its token is what was guessed
+        for place, row, constraint in self._checked:
+            if row.num_guessed > 0:
+                if right is None or right.state is not row.state:
+                    continue
+                if not constraint.can_check:
+                    _drop_guesses(right)
+                    continue
+            if not constraint.is_complete and not self._is_taken(row, constraint, token_ids[place]):
+                refused.append((place, row, constraint))
+                _drop_guesses(row)
+            right = None if row.is_refuted_by(token_ids[place]) else row
         if refused:
             self.masks.fill([constraint for _, _, constraint in refused])
         for _, row, constraint in refused:
@@ -132,3 +143,9 @@ class ConstrainedRows:
         words, ends = row.mask, self.eog_token_ids.union(row.state.sampling.stop_token_ids)
         num_ends = sum(int(words[token >> 5]) >> (token & 31) & 1 for token in ends)
         return num_ends == int.from_bytes(words.tobytes(), "little").bit_count()
+
+
+def _drop_guesses(row: LogitsRow) -> None:
+    """Whatever the row's token will be, further rows of the request stand behind a wrong guess."""
+    if row.next_guess != NOTHING:
+        row.next_guess = NEVER

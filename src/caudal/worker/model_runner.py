@@ -173,6 +173,7 @@ class ModelRunner:
                 continue
             try:
                 if row.error is not None:
+                    refuted = state
                     result.errors[state.request_id] = row.error
                     continue
                 if row.is_prompt:

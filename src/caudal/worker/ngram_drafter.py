@@ -22,8 +22,8 @@ class NgramDrafter:
     def propose(self, rows: Sequence[LogitsRow], result: ModelRunnerOutput) -> None:
         """Add tokens that may come next to `result`; none for texts that repeat nothing.
 
-        Requests whose later tokens depend on more than their text (penalties, an enforced form)
-        have no guesses: each of their tokens must be known before the next one is sampled.
+        Requests have no guesses where each token must be known before the next one is sampled:
+        those with penalties, and enforced forms that need a mask before (see ConstrainedRows).
         """
         sampled = result.sampled_token_ids
         states = [
@@ -31,7 +31,7 @@ class NgramDrafter:
             for row in rows
             if row.num_guessed == 0 and not row.is_prompt
             if (state := row.state).request_id in sampled
-            if state.constraint is None and state.token_counts is None
+            if state.token_counts is None and (state.constraint is None or row.is_checked)
         ]
         if not states:
             return

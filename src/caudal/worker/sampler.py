@@ -14,6 +14,7 @@ from caudal.step_io import TokenLogprobs
 from caudal.worker.input_batch import RequestState
 from caudal.worker.sampling_table import NOTHING, GatheredParams, SamplingTable
 
+NEVER = -2
 _NO_IDS = np.empty(0, dtype=np.int32)
 _NO_VALUES = np.empty(0, dtype=np.float32)
 _SECOND_DRAWS = 1 << 40
@@ -29,7 +30,7 @@ class LogitsRow:
     num_guessed: int = 0
     """Guessed tokens between the known ones and this row's."""
     next_guess: int = NOTHING
-    """What the row's token must be for the next row of the request to count."""
+    """What the row's token must be for the next row of the request to count; NEVER: it does not."""
     mask: NDArray[np.int32] | None = None  # [ceil(vocab / 32)]
     """A bit for every id that the form of the output allows."""
     can_only_end: bool = False
@@ -44,6 +45,12 @@ class LogitsRow:
     @property
     def is_prompt(self) -> bool:
         return self.target_id != NOTHING
+
+    @property
+    def is_checked(self) -> bool:
+        """The form of the output is asked about the row's token; no mask is needed before."""
+        constraint = self.state.constraint
+        return constraint is not None and constraint.can_check and self.has_plain_distribution
 
     def is_refuted_by(self, token_id: int) -> bool:
         """Whether the row's token is another than was guessed."""
