@@ -56,7 +56,8 @@ Seconds time_steps(int num_threads, double budget, size_t min_calls, Step step) 
 const PeakTable& peak_table(const std::string& isa) {
   const std::string name = select_table(isa).name;
 #if defined(CAUDAL_X86)
-  for (const PeakTable* table : {&amx::kPeaks, &avx512vnni::kPeaks, &avx2::kPeaks}) {
+  for (const PeakTable* table :
+       {&amx::kPeaks, &avx512vnni::kPeaks, &avxvnni::kPeaks, &avx2::kPeaks}) {
     if (table->name == name) return *table;
   }
 #endif

@@ -23,6 +23,13 @@ int score_avx2() {
   return ok ? 10 : 0;
 }
 
+int score_avxvnni() {
+  constexpr unsigned kBit = 1u << 4;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  const bool has_bit = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kBit) != 0;
+  return score_avx2() > 0 && has_bit ? 15 : 0;
+}
+
 int score_avx512vnni() {
   const bool ok = score_avx2() > 0 && __builtin_cpu_supports("avx512f") &&
                   __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
@@ -53,6 +60,7 @@ std::vector<const KernelTable*> all_tables() {
 #if defined(CAUDAL_X86)
       &amx::kTable,
       &avx512vnni::kTable,
+      &avxvnni::kTable,
       &avx2::kTable,
 #endif
       &ref::kTable,

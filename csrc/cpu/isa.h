@@ -12,6 +12,7 @@ namespace caudal {
 // the better. Built without ISA flags, so that asking is always safe.
 int score_ref();
 int score_avx2();
+int score_avxvnni();
 int score_avx512vnni();
 // Asks the system for the tile registers, which it grants to the process and its later threads.
 int score_amx();

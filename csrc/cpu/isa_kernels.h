@@ -21,6 +21,12 @@ CAUDAL_DECLARE_KERNELS(ref)
 CAUDAL_DECLARE_KERNELS(avx2)
 CAUDAL_DECLARE_KERNELS(avx512vnni)
 
+// The other kernels of this set are avx2's.
+namespace caudal::avxvnni {
+void linear(const LinearArgs&, Worker&);
+extern const KernelTable kTable;
+}  // namespace caudal::avxvnni
+
 // The other kernels of this set are avx512vnni's.
 namespace caudal::amx {
 void linear(const LinearArgs&, Worker&);

@@ -23,6 +23,9 @@ extern const PeakTable kPeaks;
 namespace avx2 {
 extern const PeakTable kPeaks;
 }
+namespace avxvnni {
+extern const PeakTable kPeaks;
+}
 namespace avx512vnni {
 extern const PeakTable kPeaks;
 }

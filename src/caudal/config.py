@@ -290,5 +290,5 @@ def environment_api_keys() -> tuple[str, ...]:
 
 
 def forced_isa() -> str | None:
-    """$CAUDAL_ISA: use this kernel set (ref, avx2, avx512vnni …) instead of the best one."""
+    """$CAUDAL_ISA: use this kernel set (ref, avx2, avxvnni …) instead of the best one."""
     return os.environ.get("CAUDAL_ISA") or None

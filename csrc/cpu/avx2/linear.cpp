@@ -19,17 +19,7 @@ void run_tile(WeightFormat format, const TileArgs& args) {
 
 namespace {
 
-struct Isa {
-  static constexpr int64_t kTasksPerThread = 4;
-  static constexpr int64_t kGroupsAtOnce = 1;
-  static constexpr int64_t tiles_per_task(Activations) { return kMaxTilesPerTask; }
-  static constexpr int kTileTokens = 12;
-
-  static void quantize(const LinearArgs& args, const PanelSet& panels, int64_t token,
-                       int64_t count) {
-    quantize_tokens(args, panels, token, count);
-  }
-
+struct Isa : LinearIsa {
   static void run_task(WeightFormat format, const TileArgs* tiles, int num_tiles,
                        std::byte*) {
     for (int i = 0; i < num_tiles; ++i) run_tile(format, tiles[i]);

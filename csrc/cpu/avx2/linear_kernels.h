@@ -18,6 +18,19 @@ void run_tile(WeightFormat, const TileArgs&);
 
 namespace {
 
+// What all AVX2 machines have in common, see linear_driver.h.
+struct LinearIsa {
+  static constexpr int64_t kTasksPerThread = 4;
+  static constexpr int64_t kGroupsAtOnce = 1;
+  static constexpr int64_t tiles_per_task(Activations) { return kMaxTilesPerTask; }
+  static constexpr int kTileTokens = 12;
+
+  static void quantize(const LinearArgs& args, const PanelSet& panels, int64_t token,
+                       int64_t count) {
+    quantize_tokens(args, panels, token, count);
+  }
+};
+
 inline __m256i lane_mask(int64_t count) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)),
                             _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));

@@ -1,7 +1,9 @@
 // Peak loops: independent chains, so that only the execution ports limit them.
-#include "../peaks.h"
+#include "peak_loops.h"
 
 #include <immintrin.h>
+
+#include "../peaks.h"
 
 namespace caudal::avx2 {
 namespace {
@@ -31,7 +33,9 @@ int64_t int8_dot(int64_t iterations) {
   return iterations * 8 * 64;
 }
 
-int64_t fp32_fma(int64_t iterations) {
+}  // namespace
+
+int64_t peak_fp32_fma(int64_t iterations) {
   int64_t left = iterations;
   asm volatile(
       "vzeroall\n"
@@ -46,7 +50,7 @@ int64_t fp32_fma(int64_t iterations) {
   return iterations * 10 * 16;
 }
 
-void read(const std::byte* data, int64_t bytes, int64_t prefetch_bytes) {
+void peak_read(const std::byte* data, int64_t bytes, int64_t prefetch_bytes) {
   __m256i sum[4] = {};
   for (int64_t i = 0; i < bytes; i += 128) {
     const auto* p = reinterpret_cast<const __m256i*>(data + i);
@@ -59,8 +63,6 @@ void read(const std::byte* data, int64_t bytes, int64_t prefetch_bytes) {
   asm volatile("" : : "x"(sum[0]), "x"(sum[1]), "x"(sum[2]), "x"(sum[3]));
 }
 
-}  // namespace
-
-const PeakTable kPeaks = {"avx2", int8_dot, fp32_fma, read};
+const PeakTable kPeaks = {"avx2", int8_dot, peak_fp32_fma, peak_read};
 
 }  // namespace caudal::avx2

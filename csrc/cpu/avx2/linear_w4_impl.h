@@ -1,4 +1,6 @@
-// w4 x int8 or 12 bits: u8 x s8 products in int16 lanes; 16 x 15 x 127 fits, so a block needs one widening.
+// w4 x int8 or 12 bits. `P` is how an instruction set sums products, see products.h.
+#pragma once
+
 #include "linear_kernels.h"
 
 namespace caudal::avx2 {
@@ -34,25 +36,15 @@ struct Dot {
   __m256i high;
 };
 
-inline Dot dot_half(const __m256i* w, const std::byte* values) {
-  const __m256i first = broadcast_int(values);
-  Dot dot = {_mm256_maddubs_epi16(w[0], first), _mm256_maddubs_epi16(w[4], first)};
-#pragma GCC unroll 3
-  for (int i = 1; i < 4; ++i) {
+template <class P>
+inline Dot dot_half(const __m256i* w, const std::byte* values, Dot dot) {
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
     const __m256i quad = broadcast_int(values + 4 * i);
-    dot.low = _mm256_add_epi16(dot.low, _mm256_maddubs_epi16(w[i], quad));
-    dot.high = _mm256_add_epi16(dot.high, _mm256_maddubs_epi16(w[4 + i], quad));
+    dot.low = P::add_bytes(dot.low, w[i], quad);
+    dot.high = P::add_bytes(dot.high, w[4 + i], quad);
   }
   return dot;
-}
-
-inline Dot add(Dot a, Dot b) {
-  return {_mm256_add_epi16(a.low, b.low), _mm256_add_epi16(a.high, b.high)};
-}
-
-// The 32-bit sums of pairs, times `factor` (1 or 16).
-inline __m256i widen(__m256i pairs, int16_t factor) {
-  return _mm256_madd_epi16(pairs, _mm256_set1_epi16(factor));
 }
 
 // Sums over 32 columns in 32 bits; wide ones of 16 * high + low.
@@ -61,11 +53,16 @@ struct Sum {
   __m256i high;
 };
 
-inline Sum widen(const Dot& dot) { return {widen(dot.low, 1), widen(dot.high, 1)}; }
+template <class P>
+inline Sum widen(const Dot& dot) {
+  return {P::template widen<1>(dot.low), P::template widen<1>(dot.high)};
+}
 
+template <class P>
 inline Sum widen(const Dot& high, const Dot& low) {
-  return {_mm256_add_epi32(widen(high.low, 16), widen(low.low, 1)),
-          _mm256_add_epi32(widen(high.high, 16), widen(low.high, 1))};
+  const Sum sum = widen<P>(low);
+  return {_mm256_add_epi32(P::template widen<16>(high.low), sum.low),
+          _mm256_add_epi32(P::template widen<16>(high.high), sum.high)};
 }
 
 // d and m of the 16 rows of a block.
@@ -98,18 +95,18 @@ struct Layout {
   static constexpr int64_t kBlockBytes = kPanelBytes[kWide ? kInt12Panel : kInt8Panel];
 };
 
-template <bool kWide>
+template <class P, bool kWide>
 inline Sum widen_parts(const Dot* parts) {
   if constexpr (kWide) {
-    return widen(parts[0], parts[1]);
+    return widen<P>(parts[0], parts[1]);
   } else {
-    return widen(parts[0]);
+    return widen<P>(parts[0]);
   }
 }
 
 // Up to 3 tokens: all sums stay in registers.
-template <int kTokens, bool kWide>
-void run_few(const TileArgs& args) {
+template <class P, int kTokens, bool kWide>
+void run_few_w4(const TileArgs& args) {
   using L = Layout<kWide>;
   const std::byte* block = args.weights;
   for (int64_t g = 0; g < args.num_groups; ++g) {
@@ -126,7 +123,7 @@ void run_few(const TileArgs& args) {
       for (int t = 0; t < kTokens; ++t) {
 #pragma GCC unroll 2
         for (int p = 0; p < L::kParts; ++p)
-          dot[t][p] = dot_half(w, panel + L::kValueBytes * t + 32 * p);
+          dot[t][p] = dot_half<P>(w, panel + L::kValueBytes * t + 32 * p, Dot{});
       }
       unpack_high(block, w);
       const Scales scales = load_scales(block);
@@ -134,9 +131,9 @@ void run_few(const TileArgs& args) {
       for (int t = 0; t < kTokens; ++t) {
 #pragma GCC unroll 2
         for (int p = 0; p < L::kParts; ++p)
-          dot[t][p] = add(dot[t][p], dot_half(w, panel + L::kValueBytes * t + 32 * p + 16));
+          dot[t][p] = dot_half<P>(w, panel + L::kValueBytes * t + 32 * p + 16, dot[t][p]);
         const std::byte* scale = panel + L::kValueBytes * kTokens + 4 * t;
-        accumulate(widen_parts<kWide>(dot[t]), scales, scale, scale + 4 * kTokens, acc[t]);
+        accumulate(widen_parts<P, kWide>(dot[t]), scales, scale, scale + 4 * kTokens, acc[t]);
       }
       block += kBytes;
       panel += L::kBlockBytes * kTokens;
@@ -147,8 +144,8 @@ void run_few(const TileArgs& args) {
 }
 
 // More tokens: the weights of half a block stay in registers, the sums lie in L1.
-template <bool kWide>
-void run_many(const TileArgs& args) {
+template <class P, bool kWide>
+void run_many_w4(const TileArgs& args) {
   using L = Layout<kWide>;
   const int num_tokens = args.num_tokens;
   const std::byte* block = args.weights;
@@ -163,7 +160,7 @@ void run_many(const TileArgs& args) {
       unpack_low(block, w);
       for (int t = 0; t < num_tokens; ++t) {
         for (int p = 0; p < L::kParts; ++p)
-          part[t][p] = dot_half(w, panel + L::kValueBytes * t + 32 * p);
+          part[t][p] = dot_half<P>(w, panel + L::kValueBytes * t + 32 * p, Dot{});
       }
       unpack_high(block, w);
       const Scales scales = load_scales(block);
@@ -172,8 +169,8 @@ void run_many(const TileArgs& args) {
       for (int t = 0; t < num_tokens; ++t) {
         Dot dot[L::kParts];
         for (int p = 0; p < L::kParts; ++p)
-          dot[p] = add(part[t][p], dot_half(w, panel + L::kValueBytes * t + 32 * p + 16));
-        accumulate(widen_parts<kWide>(dot), scales, scale + 4 * t, scaled_sum + 4 * t, acc[t]);
+          dot[p] = dot_half<P>(w, panel + L::kValueBytes * t + 32 * p + 16, part[t][p]);
+        accumulate(widen_parts<P, kWide>(dot), scales, scale + 4 * t, scaled_sum + 4 * t, acc[t]);
       }
       block += kBytes;
       panel += L::kBlockBytes * num_tokens;
@@ -182,24 +179,25 @@ void run_many(const TileArgs& args) {
   }
 }
 
-template <bool kWide>
+template <class P, bool kWide>
 void run_tile_w4(const TileArgs& args) {
   switch (args.num_tokens) {
     case 1:
-      return run_few<1, kWide>(args);
+      return run_few_w4<P, 1, kWide>(args);
     case 2:
-      return run_few<2, kWide>(args);
+      return run_few_w4<P, 2, kWide>(args);
     case 3:
-      return run_few<3, kWide>(args);
+      return run_few_w4<P, 3, kWide>(args);
     default:
-      return run_many<kWide>(args);
+      return run_many_w4<P, kWide>(args);
   }
 }
 
-}  // namespace
-
-void tile_w4(const TileArgs& args) {
-  (args.activations == Activations::kInt12 ? run_tile_w4<true> : run_tile_w4<false>)(args);
+template <class P>
+void run_w4(const TileArgs& args) {
+  const bool is_wide = args.activations == Activations::kInt12;
+  (is_wide ? run_tile_w4<P, true> : run_tile_w4<P, false>)(args);
 }
 
+}  // namespace
 }  // namespace caudal::avx2

@@ -1,14 +1,17 @@
-// w8 x 13-bit activations: int16 pairs, a quarter of a block (8 columns, 16 rows) in registers.
+// w8 x 13-bit activations: int16 pairs, a quarter of a block (8 columns, 16 rows) in registers. `P` is
+// how an instruction set sums products, see products.h.
+#pragma once
+
 #include "linear_kernels.h"
 
 namespace caudal::avx2 {
 namespace {
 
-constexpr int kBytes = static_cast<int>(kWeightBytes[static_cast<int>(WeightFormat::kW8)]);
-constexpr int kPrefetchBytes = 4 * kBytes;
+constexpr int kW8Bytes = static_cast<int>(kWeightBytes[static_cast<int>(WeightFormat::kW8)]);
+constexpr int kW8PrefetchBytes = 4 * kW8Bytes;
 
 // Column pairs i of rows 0 .. 7 in w[i], of rows 8 .. 15 in w[4 + i].
-inline void widen(const std::byte* quarter, __m256i* w) {
+inline void widen_quarter(const std::byte* quarter, __m256i* w) {
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
     const auto* p = reinterpret_cast<const __m128i*>(quarter + 32 * i);
@@ -17,29 +20,24 @@ inline void widen(const std::byte* quarter, __m256i* w) {
   }
 }
 
-struct Dot {
+struct QuarterDot {
   __m256i low;
   __m256i high;
 };
 
-// Sums over 8 columns of the 16 rows.
-inline Dot dot_quarter(const __m256i* w, const std::byte* values) {
-  const __m256i first = broadcast_int(values);
-  Dot dot = {_mm256_madd_epi16(w[0], first), _mm256_madd_epi16(w[4], first)};
-#pragma GCC unroll 3
-  for (int i = 1; i < 4; ++i) {
+// Adds sums over 8 columns of the 16 rows.
+template <class P>
+inline QuarterDot dot_quarter(const __m256i* w, const std::byte* values, QuarterDot dot) {
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
     const __m256i pair = broadcast_int(values + 4 * i);
-    dot.low = _mm256_add_epi32(dot.low, _mm256_madd_epi16(w[i], pair));
-    dot.high = _mm256_add_epi32(dot.high, _mm256_madd_epi16(w[4 + i], pair));
+    dot.low = P::add_words(dot.low, w[i], pair);
+    dot.high = P::add_words(dot.high, w[4 + i], pair);
   }
   return dot;
 }
 
-inline Dot add(Dot a, Dot b) {
-  return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)};
-}
-
-inline void accumulate(const Dot& dot, __m256 d_low, __m256 d_high, const std::byte* scale,
+inline void accumulate(const QuarterDot& dot, __m256 d_low, __m256 d_high, const std::byte* scale,
                        __m256* acc) {
   const __m256 dx = broadcast(scale);
   acc[0] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot.low), _mm256_mul_ps(d_low, dx), acc[0]);
@@ -47,8 +45,8 @@ inline void accumulate(const Dot& dot, __m256 d_low, __m256 d_high, const std::b
 }
 
 // Up to 3 tokens: all sums stay in registers.
-template <int kTokens>
-void run_few(const TileArgs& args) {
+template <class P, int kTokens>
+void run_few_w8(const TileArgs& args) {
   const std::byte* block = args.weights;
   for (int64_t g = 0; g < args.num_groups; ++g) {
     __m256 acc[kTokens][2];
@@ -56,16 +54,15 @@ void run_few(const TileArgs& args) {
     for (int t = 0; t < kTokens; ++t) acc[t][0] = acc[t][1] = _mm256_setzero_ps();
     const std::byte* panel = args.panel;
     for (int64_t b = 0; b < args.num_blocks; ++b) {
-      prefetch(block + kPrefetchBytes, kBytes);
-      Dot dot[kTokens];
+      prefetch(block + kW8PrefetchBytes, kW8Bytes);
+      QuarterDot dot[kTokens] = {};
 #pragma GCC unroll 4
       for (int q = 0; q < 4; ++q) {
         __m256i w[8];
-        widen(block + 128 * q, w);
+        widen_quarter(block + 128 * q, w);
 #pragma GCC unroll 3
         for (int t = 0; t < kTokens; ++t) {
-          const Dot part = dot_quarter(w, panel + 64 * t + 16 * q);
-          dot[t] = q == 0 ? part : add(dot[t], part);
+          dot[t] = dot_quarter<P>(w, panel + 64 * t + 16 * q, dot[t]);
         }
       }
       const __m256 d_low = load_halves(block + 512);
@@ -73,7 +70,7 @@ void run_few(const TileArgs& args) {
 #pragma GCC unroll 3
       for (int t = 0; t < kTokens; ++t)
         accumulate(dot[t], d_low, d_high, panel + 64 * kTokens + 4 * t, acc[t]);
-      block += kBytes;
+      block += kW8Bytes;
       panel += 68 * kTokens;
     }
 #pragma GCC unroll 3
@@ -82,52 +79,53 @@ void run_few(const TileArgs& args) {
 }
 
 // More tokens: the sums lie in L1.
-void run_many(const TileArgs& args) {
+template <class P>
+void run_many_w8(const TileArgs& args) {
   const int num_tokens = args.num_tokens;
   const std::byte* block = args.weights;
   alignas(32) __m256 acc[kMaxTileTokens][2];
-  alignas(32) Dot part[kMaxTileTokens];
+  alignas(32) QuarterDot part[kMaxTileTokens];
   for (int64_t g = 0; g < args.num_groups; ++g) {
     for (int t = 0; t < num_tokens; ++t) acc[t][0] = acc[t][1] = _mm256_setzero_ps();
     const std::byte* panel = args.panel;
     for (int64_t b = 0; b < args.num_blocks; ++b) {
-      prefetch(block + kPrefetchBytes, kBytes);
+      prefetch(block + kW8PrefetchBytes, kW8Bytes);
       __m256i w[8];
-      widen(block, w);
-      for (int t = 0; t < num_tokens; ++t) part[t] = dot_quarter(w, panel + 64 * t);
+      widen_quarter(block, w);
+      for (int t = 0; t < num_tokens; ++t) part[t] = dot_quarter<P>(w, panel + 64 * t, QuarterDot{});
       for (int q = 1; q < 3; ++q) {
-        widen(block + 128 * q, w);
+        widen_quarter(block + 128 * q, w);
         for (int t = 0; t < num_tokens; ++t)
-          part[t] = add(part[t], dot_quarter(w, panel + 64 * t + 16 * q));
+          part[t] = dot_quarter<P>(w, panel + 64 * t + 16 * q, part[t]);
       }
-      widen(block + 384, w);
+      widen_quarter(block + 384, w);
       const __m256 d_low = load_halves(block + 512);
       const __m256 d_high = load_halves(block + 528);
       const std::byte* scale = panel + 64 * num_tokens;
       for (int t = 0; t < num_tokens; ++t) {
-        const Dot dot = add(part[t], dot_quarter(w, panel + 64 * t + 48));
+        const QuarterDot dot = dot_quarter<P>(w, panel + 64 * t + 48, part[t]);
         accumulate(dot, d_low, d_high, scale + 4 * t, acc[t]);
       }
-      block += kBytes;
+      block += kW8Bytes;
       panel += 68 * num_tokens;
     }
     for (int t = 0; t < num_tokens; ++t) store_rows(args, g, t, acc[t][0], acc[t][1]);
   }
 }
 
-}  // namespace
-
-void tile_w8(const TileArgs& args) {
+template <class P>
+void run_w8(const TileArgs& args) {
   switch (args.num_tokens) {
     case 1:
-      return run_few<1>(args);
+      return run_few_w8<P, 1>(args);
     case 2:
-      return run_few<2>(args);
+      return run_few_w8<P, 2>(args);
     case 3:
-      return run_few<3>(args);
+      return run_few_w8<P, 3>(args);
     default:
-      return run_many(args);
+      return run_many_w8<P>(args);
   }
 }
 
+}  // namespace
 }  // namespace caudal::avx2
