@@ -66,6 +66,12 @@ inline void store_rows(const TileArgs& args, int64_t group, int64_t token, __m25
   _mm256_storeu_ps(args.out + offset + 8, high);
 }
 
+// Integers for the 16 rows of a group.
+struct Rows {
+  __m256i low;
+  __m256i high;
+};
+
 inline __m256i load_bytes(const std::byte* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }

@@ -30,14 +30,9 @@ inline void unpack_high(const std::byte* block, __m256i* w) {
   }
 }
 
-// Sums over 16 columns of the 16 rows; both halves share each broadcast.
-struct Dot {
-  __m256i low;
-  __m256i high;
-};
-
+// Adds sums over 16 columns of the 16 rows, which share each broadcast.
 template <class P>
-inline Dot dot_half(const __m256i* w, const std::byte* values, Dot dot) {
+inline Rows dot_half(const __m256i* w, const std::byte* values, Rows dot) {
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
     const __m256i quad = broadcast_int(values + 4 * i);
@@ -48,19 +43,14 @@ inline Dot dot_half(const __m256i* w, const std::byte* values, Dot dot) {
 }
 
 // Sums over 32 columns in 32 bits; wide ones of 16 * high + low.
-struct Sum {
-  __m256i low;
-  __m256i high;
-};
-
 template <class P>
-inline Sum widen(const Dot& dot) {
+inline Rows widen(const Rows& dot) {
   return {P::template widen<1>(dot.low), P::template widen<1>(dot.high)};
 }
 
 template <class P>
-inline Sum widen(const Dot& high, const Dot& low) {
-  const Sum sum = widen<P>(low);
+inline Rows widen(const Rows& high, const Rows& low) {
+  const Rows sum = widen<P>(low);
   return {_mm256_add_epi32(P::template widen<16>(high.low), sum.low),
           _mm256_add_epi32(P::template widen<16>(high.high), sum.high)};
 }
@@ -77,7 +67,7 @@ inline Scales load_scales(const std::byte* block) {
 }
 
 // acc += dot * (d * dx), then acc += m * s
-inline void accumulate(const Sum& dot, const Scales& s, const std::byte* scale,
+inline void accumulate(const Rows& dot, const Scales& s, const std::byte* scale,
                        const std::byte* scaled_sum, __m256* acc) {
   const __m256 dx = broadcast(scale);
   const __m256 sx = broadcast(scaled_sum);
@@ -96,7 +86,7 @@ struct Layout {
 };
 
 template <class P, bool kWide>
-inline Sum widen_parts(const Dot* parts) {
+inline Rows widen_parts(const Rows* parts) {
   if constexpr (kWide) {
     return widen<P>(parts[0], parts[1]);
   } else {
@@ -117,13 +107,13 @@ void run_few_w4(const TileArgs& args) {
     for (int64_t b = 0; b < args.num_blocks; ++b) {
       prefetch(block + kPrefetchBytes, kBytes);
       __m256i w[8];
-      Dot dot[kTokens][L::kParts];
+      Rows dot[kTokens][L::kParts];
       unpack_low(block, w);
 #pragma GCC unroll 3
       for (int t = 0; t < kTokens; ++t) {
 #pragma GCC unroll 2
         for (int p = 0; p < L::kParts; ++p)
-          dot[t][p] = dot_half<P>(w, panel + L::kValueBytes * t + 32 * p, Dot{});
+          dot[t][p] = dot_half<P>(w, panel + L::kValueBytes * t + 32 * p, Rows{});
       }
       unpack_high(block, w);
       const Scales scales = load_scales(block);
@@ -150,7 +140,7 @@ void run_many_w4(const TileArgs& args) {
   const int num_tokens = args.num_tokens;
   const std::byte* block = args.weights;
   alignas(32) __m256 acc[kMaxTileTokens][2];
-  alignas(32) Dot part[kMaxTileTokens][L::kParts];
+  alignas(32) Rows part[kMaxTileTokens][L::kParts];
   for (int64_t g = 0; g < args.num_groups; ++g) {
     for (int t = 0; t < num_tokens; ++t) acc[t][0] = acc[t][1] = _mm256_setzero_ps();
     const std::byte* panel = args.panel;
@@ -160,14 +150,14 @@ void run_many_w4(const TileArgs& args) {
       unpack_low(block, w);
       for (int t = 0; t < num_tokens; ++t) {
         for (int p = 0; p < L::kParts; ++p)
-          part[t][p] = dot_half<P>(w, panel + L::kValueBytes * t + 32 * p, Dot{});
+          part[t][p] = dot_half<P>(w, panel + L::kValueBytes * t + 32 * p, Rows{});
       }
       unpack_high(block, w);
       const Scales scales = load_scales(block);
       const std::byte* scale = panel + L::kValueBytes * num_tokens;
       const std::byte* scaled_sum = scale + 4 * num_tokens;
       for (int t = 0; t < num_tokens; ++t) {
-        Dot dot[L::kParts];
+        Rows dot[L::kParts];
         for (int p = 0; p < L::kParts; ++p)
           dot[p] = dot_half<P>(w, panel + L::kValueBytes * t + 32 * p + 16, part[t][p]);
         accumulate(widen_parts<P, kWide>(dot), scales, scale + 4 * t, scaled_sum + 4 * t, acc[t]);

@@ -20,14 +20,9 @@ inline void widen_quarter(const std::byte* quarter, __m256i* w) {
   }
 }
 
-struct QuarterDot {
-  __m256i low;
-  __m256i high;
-};
-
 // Adds sums over 8 columns of the 16 rows.
 template <class P>
-inline QuarterDot dot_quarter(const __m256i* w, const std::byte* values, QuarterDot dot) {
+inline Rows dot_quarter(const __m256i* w, const std::byte* values, Rows dot) {
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
     const __m256i pair = broadcast_int(values + 4 * i);
@@ -37,7 +32,7 @@ inline QuarterDot dot_quarter(const __m256i* w, const std::byte* values, Quarter
   return dot;
 }
 
-inline void accumulate(const QuarterDot& dot, __m256 d_low, __m256 d_high, const std::byte* scale,
+inline void accumulate(const Rows& dot, __m256 d_low, __m256 d_high, const std::byte* scale,
                        __m256* acc) {
   const __m256 dx = broadcast(scale);
   acc[0] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot.low), _mm256_mul_ps(d_low, dx), acc[0]);
@@ -55,7 +50,7 @@ void run_few_w8(const TileArgs& args) {
     const std::byte* panel = args.panel;
     for (int64_t b = 0; b < args.num_blocks; ++b) {
       prefetch(block + kW8PrefetchBytes, kW8Bytes);
-      QuarterDot dot[kTokens] = {};
+      Rows dot[kTokens] = {};
 #pragma GCC unroll 4
       for (int q = 0; q < 4; ++q) {
         __m256i w[8];
@@ -84,7 +79,7 @@ void run_many_w8(const TileArgs& args) {
   const int num_tokens = args.num_tokens;
   const std::byte* block = args.weights;
   alignas(32) __m256 acc[kMaxTileTokens][2];
-  alignas(32) QuarterDot part[kMaxTileTokens];
+  alignas(32) Rows part[kMaxTileTokens];
   for (int64_t g = 0; g < args.num_groups; ++g) {
     for (int t = 0; t < num_tokens; ++t) acc[t][0] = acc[t][1] = _mm256_setzero_ps();
     const std::byte* panel = args.panel;
@@ -92,7 +87,7 @@ void run_many_w8(const TileArgs& args) {
       prefetch(block + kW8PrefetchBytes, kW8Bytes);
       __m256i w[8];
       widen_quarter(block, w);
-      for (int t = 0; t < num_tokens; ++t) part[t] = dot_quarter<P>(w, panel + 64 * t, QuarterDot{});
+      for (int t = 0; t < num_tokens; ++t) part[t] = dot_quarter<P>(w, panel + 64 * t, Rows{});
       for (int q = 1; q < 3; ++q) {
         widen_quarter(block + 128 * q, w);
         for (int t = 0; t < num_tokens; ++t)
@@ -103,7 +98,7 @@ void run_many_w8(const TileArgs& args) {
       const __m256 d_high = load_halves(block + 528);
       const std::byte* scale = panel + 64 * num_tokens;
       for (int t = 0; t < num_tokens; ++t) {
-        const QuarterDot dot = dot_quarter<P>(w, panel + 64 * t + 48, part[t]);
+        const Rows dot = dot_quarter<P>(w, panel + 64 * t + 48, part[t]);
         accumulate(dot, d_low, d_high, scale + 4 * t, acc[t]);
       }
       block += kW8Bytes;
