@@ -16,6 +16,7 @@
 namespace caudal::amx {
 namespace {
 
+constexpr int kMaxDirectRows = 5;
 constexpr int kPairTokens = 32;  // values of one tile
 constexpr int kPairBlocks = kPairTokens / kBlockSize;
 constexpr int kScoreStride = kSplitTokens + kLanes;  // so that rows differ in their cache sets
@@ -50,7 +51,7 @@ void configure(int num_rows, int depth) {
 class Task : public TaskBase {
  public:
   Task(const AttentionArgs& args, const AttentionTask& task, Worker& worker)
-      : TaskBase(args, task, memory_of(worker).rows, 2, 0),
+      : TaskBase(args, task, memory_of(worker).rows, 2, 0, kMaxDirectRows),
         memory_(memory_of(worker)),
         depth_(bf16_depth(args.kv.head_dim)),
         num_columns_(args.kv.head_dim / kLanes) {}

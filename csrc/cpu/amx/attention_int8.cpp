@@ -17,6 +17,7 @@ namespace caudal::amx {
 namespace {
 
 constexpr int kChunkTokens64 = 64;  // values of one tile
+constexpr int kMaxDirectRows = 8;
 constexpr int kChunkBlocks = kChunkTokens64 / kBlockSize;
 
 // A thread's scratch memory for one task.
@@ -42,7 +43,7 @@ inline int query_depth(int head_dim) {
 class Task : public TaskBase {
  public:
   Task(const AttentionArgs& args, const AttentionTask& task, Worker& worker)
-      : TaskBase(args, task, memory_of(worker).rows, 1, 2 * kBlockSize * 4),
+      : TaskBase(args, task, memory_of(worker).rows, 1, 2 * kBlockSize * 4, kMaxDirectRows),
         memory_(memory_of(worker)),
         depth_(query_depth(head_dim_)) {}
 

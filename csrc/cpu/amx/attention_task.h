@@ -11,7 +11,6 @@ namespace {
 constexpr int kTileRows = 16;
 constexpr int kSplitBlocks = kSplitTokens / kBlockSize;
 constexpr int kDirectAhead = 4;  // blocks between a prefetch and its use
-constexpr int kMaxDirectRows = 8;  // that the vector unit takes; more are faster in the tile unit
 
 // To the second cache level; the first has too few requests under way to fetch from memory at its rate.
 inline void prefetch_second(const std::byte* p) {
@@ -47,9 +46,10 @@ struct Accumulators {
 
 class TaskBase {
  protected:
-  // A block has keys, then as many bytes of values, then `scale_bytes`.
+  // A block has keys, then as many bytes of values, then `scale_bytes`. Up to so many rows are left to
+  // the vector unit; more are faster in the tile unit.
   TaskBase(const AttentionArgs& args, const AttentionTask& task, TaskRows& rows, int64_t value_bytes,
-           int64_t scale_bytes)
+           int64_t scale_bytes, int max_direct_rows)
       : args_(args),
         task_(task),
         context_(args, task),
@@ -59,7 +59,7 @@ class TaskBase {
         lines_per_block_(static_cast<int>((2 * value_offset_ + scale_bytes) / 64)),
         group_(args.num_heads / args.kv.num_kv_heads),
         num_rows_(task.query_count * group_),
-        is_direct_(num_rows_ <= kMaxDirectRows),
+        is_direct_(num_rows_ <= max_direct_rows),
         first_split_(task.split_begin),
         end_split_(min_int((context_.num_tokens + kSplitTokens - 1) / kSplitTokens,
                            task.split_begin + task.split_count)) {
