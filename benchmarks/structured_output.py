@@ -72,7 +72,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--num-speculative-tokens", type=int, default=8)
+    default = SchedulerConfig().num_speculative_tokens
+    parser.add_argument("--num-speculative-tokens", type=int, default=default)
     args = parser.parse_args()
     scheduler = SchedulerConfig(
         ttft_ms=None, tpot_ms=None, num_speculative_tokens=args.num_speculative_tokens

@@ -51,7 +51,7 @@ NumpyArray<float> linear(const std::string& isa, F32Matrix x, const LinearWeight
                         .panels = panels.data(),
                         .activations = weight.activations,
                         .gate_rows = 0,
-                .gate_reader = {}};
+                        .gate_reader = {}};
   const ReleaseGil release;
   run_kernel(runtime.table->linear, args, num_threads);
   return out;

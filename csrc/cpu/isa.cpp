@@ -23,12 +23,20 @@ int score_avx2() {
   return ok ? 10 : 0;
 }
 
-int score_avxvnni() {
-  constexpr unsigned kBit = 1u << 4;
+namespace {
+
+// Whether a bit of EAX is set in CPUID's leaf 7, subleaf 1.
+bool has_extension(int bit) {
   unsigned a = 0, b = 0, c = 0, d = 0;
-  const bool has_bit = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kBit) != 0;
-  return score_avx2() > 0 && has_bit ? 15 : 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> bit & 1) != 0;
 }
+
+constexpr int kAvxVnniBit = 4;
+constexpr int kAvx512Bf16Bit = 5;
+
+}  // namespace
+
+int score_avxvnni() { return score_avx2() > 0 && has_extension(kAvxVnniBit) ? 15 : 0; }
 
 int score_avx512vnni() {
   const bool ok = score_avx2() > 0 && __builtin_cpu_supports("avx512f") &&
@@ -42,11 +50,9 @@ int score_amx() {
   constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
   // AMX-BF16, AVX512-FP16, AMX-TILE, AMX-INT8
   constexpr unsigned kTileBits = (1u << 22) | (1u << 23) | (1u << 24) | (1u << 25);
-  constexpr unsigned kBf16Bit = 1u << 5;  // AVX512-BF16
   unsigned a = 0, b = 0, c = 0, d = 0;
   const bool has_tiles = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kTileBits) == kTileBits;
-  const bool has_bf16 = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kBf16Bit) != 0;
-  if (score_avx512vnni() == 0 || !has_tiles || !has_bf16) return 0;
+  if (score_avx512vnni() == 0 || !has_tiles || !has_extension(kAvx512Bf16Bit)) return 0;
 #if defined(SYS_arch_prctl)
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0 ? 30 : 0;
 #else

@@ -95,6 +95,15 @@ inline std::byte* tile_panel(const PanelSet& set, int kind, int64_t tile) {
   return set.base[kind] + tile_begin(set.tiling, tile) * set.num_blocks * kPanelBytes[kind];
 }
 
+// Where the gates of a tile of `num_tokens` go from row `row` on; null if there are none.
+inline std::byte* gate_panel(const LinearArgs& args, int64_t first_token, int64_t num_tokens,
+                             int64_t row) {
+  if (args.gate_rows == 0) return nullptr;
+  const int64_t before = first_token * (args.gate_rows / kBlockCols) + row / kBlockCols * num_tokens;
+  const int kind = panel_kind(args.gate_reader, args.activations);
+  return reinterpret_cast<std::byte*>(args.out) + before * kPanelBytes[kind];
+}
+
 // Lays out the panels of all kinds in use from `memory` on; returns the bytes they take.
 inline int64_t place_panels(const LinearArgs& args, int tile_tokens, std::byte* memory,
                             PanelSet& set) {
@@ -155,11 +164,6 @@ void run_segment_task(const LinearArgs& args, const PanelSet& panels, const Pack
   const int64_t row = group * kRowsPerGroup;
   const int64_t offset = column + row;
   const int64_t num_rows = args.gate_rows > 0 ? args.gate_rows : m.rows;
-  PanelSet gates{};
-  gates.num_blocks = args.gate_rows / kBlockCols;
-  gates.tiling = panels.tiling;
-  const int gate_kind = panel_kind(args.gate_reader, args.activations);
-  gates.base[gate_kind] = reinterpret_cast<std::byte*>(args.out);
   TileArgs tiles[kMaxTilesPerTask];
   for (int64_t i = first_tile; i < last_tile; ++i) {
     const int64_t begin = tile_begin(panels.tiling, i);
@@ -170,8 +174,7 @@ void run_segment_task(const LinearArgs& args, const PanelSet& panels, const Pack
     tile.num_rows = min_of(num_rows - row, tile.num_groups * kRowsPerGroup);
     tile.num_tokens = static_cast<int>(tile_begin(panels.tiling, i + 1) - begin);
     tile.up_groups = args.gate_rows / kRowsPerGroup;
-    tile.gate_panel = tile_panel(gates, gate_kind, i) +
-                      row / kBlockCols * tile.num_tokens * kPanelBytes[gate_kind];
+    tile.gate_panel = gate_panel(args, begin, tile.num_tokens, row);
     tile.gate_reader = args.gate_reader;
     tile.panel = tile_panel(panels, panel_kind(m.format, args.activations), i);
     tile.activations = args.activations;

@@ -189,6 +189,18 @@ def test_logits_are_bit_equal_alone_batched_and_chunked(isa: str) -> None:
     np.testing.assert_array_equal(np.concatenate(pieces), alone)
 
 
+@pytest.mark.parametrize("variant", ["w4", "w8"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_many_tokens_at_once_equal_few_at_a_time(isa: str, variant: str) -> None:
+    """Other numbers of tokens are cut into other tiles."""
+    model = Model(cpu(isa=isa), **VARIANTS[variant])
+    whole = Chunk(random_ids(79), [3, 1, 7, 2, 5])
+    at_once = run(compile_plan(model)[0], whole)
+    plan, _ = compile_plan(model)
+    pieces = [replace(whole, start=start, count=count) for start, count in ((0, 64), (64, 15))]
+    np.testing.assert_array_equal(np.concatenate([run(plan, piece) for piece in pieces]), at_once)
+
+
 @pytest.mark.parametrize("down_type", [GGMLType.Q4_1, GGMLType.Q8_0])
 @pytest.mark.parametrize("linear_type", [GGMLType.Q4_1, GGMLType.Q8_0])
 @pytest.mark.parametrize("isa", [isa for isa in ISAS if isa != "ref"])

@@ -16,8 +16,8 @@
 namespace caudal::amx {
 namespace {
 
-constexpr int kChunkTokens64 = 64;  // values of one tile
 constexpr int kMaxDirectRows = 8;
+constexpr int kChunkTokens64 = 64;  // values of one tile
 constexpr int kChunkBlocks = kChunkTokens64 / kBlockSize;
 
 // A thread's scratch memory for one task.

@@ -255,7 +255,7 @@ void run_groups(const W& weights, const TileArgs* tiles, std::byte* workspace) {
 template <class W, int kTiles>
 void run_gates(const W& weights, const TileArgs* tiles, std::byte* workspace) {
   // Groups that are multiplied together: gates and what they open, or some of both.
-  constexpr int kGroups = kProducts / kTiles > 2 ? 4 : kProducts / kTiles > 1 ? 2 : 1;
+  constexpr int kGroups = kProducts / kTiles;
   std::byte* sums = workspace + kRing * kProducts * kTileBytes;
   for (int64_t group = 0; group < tiles[0].num_groups; group += 2) {
     const int64_t up = group + tiles[0].up_groups;

@@ -1,33 +1,28 @@
 // Entry point of the linear kernel.
 #include "../isa_kernels.h"
-#include "linear_kernels.h"
+#include "linear_isa.h"
 
 namespace caudal::avx2 {
-
-void run_tile(WeightFormat format, const TileArgs& args) {
-  switch (format) {
-    case WeightFormat::kW4:
-      return tile_w4(args);
-    case WeightFormat::kW8:
-      return tile_w8(args);
-    case WeightFormat::kF16:
-      return tile_f16(args);
-    case WeightFormat::kF32:
-      return tile_f32(args);
-  }
-}
-
 namespace {
 
-struct Isa : LinearIsa {
-  static void run_task(WeightFormat format, const TileArgs* tiles, int num_tiles,
-                       std::byte*) {
-    for (int i = 0; i < num_tiles; ++i) run_tile(format, tiles[i]);
+struct Products {
+  // Sums of pairs in 16 bits: those of a block of w4 fit (16 x 15 x 127), so it needs one widening.
+  static __m256i add_bytes(__m256i sums, __m256i w, __m256i x) {
+    return _mm256_add_epi16(sums, _mm256_maddubs_epi16(w, x));
+  }
+
+  template <int16_t kFactor>
+  static __m256i widen(__m256i sums) {
+    return _mm256_madd_epi16(sums, _mm256_set1_epi16(kFactor));
+  }
+
+  static __m256i add_words(__m256i sums, __m256i w, __m256i x) {
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(w, x));
   }
 };
 
 }  // namespace
 
-void linear(const LinearArgs& args, Worker& worker) { run_linear<Isa>(args, worker); }
+void linear(const LinearArgs& args, Worker& worker) { run_linear<LinearIsa<Products>>(args, worker); }
 
 }  // namespace caudal::avx2

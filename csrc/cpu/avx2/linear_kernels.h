@@ -10,26 +10,10 @@ namespace caudal::avx2 {
 // Fills the panels of `count` tokens from `token` on, in all formats that `panels` holds.
 void quantize_tokens(const LinearArgs&, const PanelSet& panels, int64_t token, int64_t count);
 
-void tile_w4(const TileArgs&);
-void tile_w8(const TileArgs&);
 void tile_f16(const TileArgs&);
 void tile_f32(const TileArgs&);
-void run_tile(WeightFormat, const TileArgs&);
 
 namespace {
-
-// What all AVX2 machines have in common, see linear_driver.h.
-struct LinearIsa {
-  static constexpr int64_t kTasksPerThread = 4;
-  static constexpr int64_t kGroupsAtOnce = 1;
-  static constexpr int64_t tiles_per_task(Activations) { return kMaxTilesPerTask; }
-  static constexpr int kTileTokens = 12;
-
-  static void quantize(const LinearArgs& args, const PanelSet& panels, int64_t token,
-                       int64_t count) {
-    quantize_tokens(args, panels, token, count);
-  }
-};
 
 inline __m256i lane_mask(int64_t count) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)),
@@ -86,6 +70,27 @@ inline __m256i broadcast_int(const std::byte* p) {
 
 inline __m256 broadcast(const std::byte* p) {
   return _mm256_broadcast_ss(reinterpret_cast<const float*>(p));
+}
+
+// Adds products with 4 x 4 bytes of a token: w[0 .. 3] for rows 0 .. 7, w[4 .. 7] for rows 8 .. 15, which
+// share each broadcast.
+template <auto kAdd>
+inline Rows add_products(const __m256i* w, const std::byte* values, Rows sums) {
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m256i x = broadcast_int(values + 4 * i);
+    sums.low = kAdd(sums.low, w[i], x);
+    sums.high = kAdd(sums.high, w[4 + i], x);
+  }
+  return sums;
+}
+
+// acc += dot * (d * dx)
+inline void accumulate(const Rows& dot, __m256 d_low, __m256 d_high, const std::byte* scale,
+                       __m256* acc) {
+  const __m256 dx = broadcast(scale);
+  acc[0] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot.low), _mm256_mul_ps(d_low, dx), acc[0]);
+  acc[1] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot.high), _mm256_mul_ps(d_high, dx), acc[1]);
 }
 
 inline void prefetch(const std::byte* p, int bytes) {

@@ -1,4 +1,4 @@
-// w4 x int8 or 12 bits. `P` is how an instruction set sums products, see products.h.
+// w4 x int8 or 12 bits. `P` is how an instruction set sums products, see linear_isa.h.
 #pragma once
 
 #include "linear_kernels.h"
@@ -6,8 +6,8 @@
 namespace caudal::avx2 {
 namespace {
 
-constexpr int kBytes = static_cast<int>(kWeightBytes[static_cast<int>(WeightFormat::kW4)]);
-constexpr int kPrefetchBytes = 8 * kBytes;
+constexpr int kW4Bytes = static_cast<int>(kWeightBytes[static_cast<int>(WeightFormat::kW4)]);
+constexpr int kW4PrefetchBytes = 8 * kW4Bytes;
 
 // Eight rows of 4 columns each: rows 0 .. 7 in w[0 .. 3], rows 8 .. 15 in w[4 .. 7].
 inline void unpack_low(const std::byte* block, __m256i* w) {
@@ -28,18 +28,6 @@ inline void unpack_high(const std::byte* block, __m256i* w) {
     w[i] = _mm256_and_si256(_mm256_srli_epi16(low, 4), nibble);
     w[4 + i] = _mm256_and_si256(_mm256_srli_epi16(high, 4), nibble);
   }
-}
-
-// Adds sums over 16 columns of the 16 rows, which share each broadcast.
-template <class P>
-inline Rows dot_half(const __m256i* w, const std::byte* values, Rows dot) {
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const __m256i quad = broadcast_int(values + 4 * i);
-    dot.low = P::add_bytes(dot.low, w[i], quad);
-    dot.high = P::add_bytes(dot.high, w[4 + i], quad);
-  }
-  return dot;
 }
 
 // Sums over 32 columns in 32 bits; wide ones of 16 * high + low.
@@ -69,10 +57,8 @@ inline Scales load_scales(const std::byte* block) {
 // acc += dot * (d * dx), then acc += m * s
 inline void accumulate(const Rows& dot, const Scales& s, const std::byte* scale,
                        const std::byte* scaled_sum, __m256* acc) {
-  const __m256 dx = broadcast(scale);
+  accumulate(dot, s.d[0], s.d[1], scale, acc);
   const __m256 sx = broadcast(scaled_sum);
-  acc[0] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot.low), _mm256_mul_ps(s.d[0], dx), acc[0]);
-  acc[1] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot.high), _mm256_mul_ps(s.d[1], dx), acc[1]);
   acc[0] = _mm256_fmadd_ps(s.m[0], sx, acc[0]);
   acc[1] = _mm256_fmadd_ps(s.m[1], sx, acc[1]);
 }
@@ -105,7 +91,7 @@ void run_few_w4(const TileArgs& args) {
     for (int t = 0; t < kTokens; ++t) acc[t][0] = acc[t][1] = _mm256_setzero_ps();
     const std::byte* panel = args.panel;
     for (int64_t b = 0; b < args.num_blocks; ++b) {
-      prefetch(block + kPrefetchBytes, kBytes);
+      prefetch(block + kW4PrefetchBytes, kW4Bytes);
       __m256i w[8];
       Rows dot[kTokens][L::kParts];
       unpack_low(block, w);
@@ -113,7 +99,7 @@ void run_few_w4(const TileArgs& args) {
       for (int t = 0; t < kTokens; ++t) {
 #pragma GCC unroll 2
         for (int p = 0; p < L::kParts; ++p)
-          dot[t][p] = dot_half<P>(w, panel + L::kValueBytes * t + 32 * p, Rows{});
+          dot[t][p] = add_products<P::add_bytes>(w, panel + L::kValueBytes * t + 32 * p, Rows{});
       }
       unpack_high(block, w);
       const Scales scales = load_scales(block);
@@ -121,11 +107,11 @@ void run_few_w4(const TileArgs& args) {
       for (int t = 0; t < kTokens; ++t) {
 #pragma GCC unroll 2
         for (int p = 0; p < L::kParts; ++p)
-          dot[t][p] = dot_half<P>(w, panel + L::kValueBytes * t + 32 * p + 16, dot[t][p]);
+          dot[t][p] = add_products<P::add_bytes>(w, panel + L::kValueBytes * t + 32 * p + 16, dot[t][p]);
         const std::byte* scale = panel + L::kValueBytes * kTokens + 4 * t;
         accumulate(widen_parts<P, kWide>(dot[t]), scales, scale, scale + 4 * kTokens, acc[t]);
       }
-      block += kBytes;
+      block += kW4Bytes;
       panel += L::kBlockBytes * kTokens;
     }
 #pragma GCC unroll 3
@@ -145,12 +131,12 @@ void run_many_w4(const TileArgs& args) {
     for (int t = 0; t < num_tokens; ++t) acc[t][0] = acc[t][1] = _mm256_setzero_ps();
     const std::byte* panel = args.panel;
     for (int64_t b = 0; b < args.num_blocks; ++b) {
-      prefetch(block + kPrefetchBytes, kBytes);
+      prefetch(block + kW4PrefetchBytes, kW4Bytes);
       __m256i w[8];
       unpack_low(block, w);
       for (int t = 0; t < num_tokens; ++t) {
         for (int p = 0; p < L::kParts; ++p)
-          part[t][p] = dot_half<P>(w, panel + L::kValueBytes * t + 32 * p, Rows{});
+          part[t][p] = add_products<P::add_bytes>(w, panel + L::kValueBytes * t + 32 * p, Rows{});
       }
       unpack_high(block, w);
       const Scales scales = load_scales(block);
@@ -159,10 +145,10 @@ void run_many_w4(const TileArgs& args) {
       for (int t = 0; t < num_tokens; ++t) {
         Rows dot[L::kParts];
         for (int p = 0; p < L::kParts; ++p)
-          dot[p] = dot_half<P>(w, panel + L::kValueBytes * t + 32 * p + 16, part[t][p]);
+          dot[p] = add_products<P::add_bytes>(w, panel + L::kValueBytes * t + 32 * p + 16, part[t][p]);
         accumulate(widen_parts<P, kWide>(dot), scales, scale + 4 * t, scaled_sum + 4 * t, acc[t]);
       }
-      block += kBytes;
+      block += kW4Bytes;
       panel += L::kBlockBytes * num_tokens;
     }
     for (int t = 0; t < num_tokens; ++t) store_rows(args, g, t, acc[t][0], acc[t][1]);

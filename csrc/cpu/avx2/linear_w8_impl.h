@@ -1,5 +1,5 @@
 // w8 x 13-bit activations: int16 pairs, a quarter of a block (8 columns, 16 rows) in registers. `P` is
-// how an instruction set sums products, see products.h.
+// how an instruction set sums products, see linear_isa.h.
 #pragma once
 
 #include "linear_kernels.h"
@@ -20,25 +20,6 @@ inline void widen_quarter(const std::byte* quarter, __m256i* w) {
   }
 }
 
-// Adds sums over 8 columns of the 16 rows.
-template <class P>
-inline Rows dot_quarter(const __m256i* w, const std::byte* values, Rows dot) {
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const __m256i pair = broadcast_int(values + 4 * i);
-    dot.low = P::add_words(dot.low, w[i], pair);
-    dot.high = P::add_words(dot.high, w[4 + i], pair);
-  }
-  return dot;
-}
-
-inline void accumulate(const Rows& dot, __m256 d_low, __m256 d_high, const std::byte* scale,
-                       __m256* acc) {
-  const __m256 dx = broadcast(scale);
-  acc[0] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot.low), _mm256_mul_ps(d_low, dx), acc[0]);
-  acc[1] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot.high), _mm256_mul_ps(d_high, dx), acc[1]);
-}
-
 // Up to 3 tokens: all sums stay in registers.
 template <class P, int kTokens>
 void run_few_w8(const TileArgs& args) {
@@ -57,7 +38,7 @@ void run_few_w8(const TileArgs& args) {
         widen_quarter(block + 128 * q, w);
 #pragma GCC unroll 3
         for (int t = 0; t < kTokens; ++t) {
-          dot[t] = dot_quarter<P>(w, panel + 64 * t + 16 * q, dot[t]);
+          dot[t] = add_products<P::add_words>(w, panel + 64 * t + 16 * q, dot[t]);
         }
       }
       const __m256 d_low = load_halves(block + 512);
@@ -87,18 +68,18 @@ void run_many_w8(const TileArgs& args) {
       prefetch(block + kW8PrefetchBytes, kW8Bytes);
       __m256i w[8];
       widen_quarter(block, w);
-      for (int t = 0; t < num_tokens; ++t) part[t] = dot_quarter<P>(w, panel + 64 * t, Rows{});
+      for (int t = 0; t < num_tokens; ++t) part[t] = add_products<P::add_words>(w, panel + 64 * t, Rows{});
       for (int q = 1; q < 3; ++q) {
         widen_quarter(block + 128 * q, w);
         for (int t = 0; t < num_tokens; ++t)
-          part[t] = dot_quarter<P>(w, panel + 64 * t + 16 * q, part[t]);
+          part[t] = add_products<P::add_words>(w, panel + 64 * t + 16 * q, part[t]);
       }
       widen_quarter(block + 384, w);
       const __m256 d_low = load_halves(block + 512);
       const __m256 d_high = load_halves(block + 528);
       const std::byte* scale = panel + 64 * num_tokens;
       for (int t = 0; t < num_tokens; ++t) {
-        const Rows dot = dot_quarter<P>(w, panel + 64 * t + 48, part[t]);
+        const Rows dot = add_products<P::add_words>(w, panel + 64 * t + 48, part[t]);
         accumulate(dot, d_low, d_high, scale + 4 * t, acc[t]);
       }
       block += kW8Bytes;

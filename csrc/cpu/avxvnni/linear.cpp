@@ -1,8 +1,7 @@
 // The linear kernel of AVX2 machines with VNNI: an instruction adds four products of bytes to a 32-bit sum.
 // The sums are the same integers, so the results are avx2's to the bit.
+#include "../avx2/linear_isa.h"
 #include "../isa_kernels.h"
-#include "../avx2/linear_w4_impl.h"
-#include "../avx2/linear_w8_impl.h"
 
 namespace caudal::avxvnni {
 namespace {
@@ -23,22 +22,10 @@ struct Products {
   }
 };
 
-struct Isa : avx2::LinearIsa {
-  static void run_task(WeightFormat format, const TileArgs* tiles, int num_tiles, std::byte*) {
-    for (int i = 0; i < num_tiles; ++i) {
-      if (format == WeightFormat::kW4) {
-        avx2::run_w4<Products>(tiles[i]);
-      } else if (format == WeightFormat::kW8) {
-        avx2::run_w8<Products>(tiles[i]);
-      } else {
-        avx2::run_tile(format, tiles[i]);
-      }
-    }
-  }
-};
-
 }  // namespace
 
-void linear(const LinearArgs& args, Worker& worker) { run_linear<Isa>(args, worker); }
+void linear(const LinearArgs& args, Worker& worker) {
+  run_linear<avx2::LinearIsa<Products>>(args, worker);
+}
 
 }  // namespace caudal::avxvnni
